@@ -8,7 +8,8 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
-It is light: NumPy, gRPC and protobuf; Numba only where it is installed and sums are computed.
+The package is light: it needs NumPy, gRPC and protobuf. It uses Numba only where Numba is installed
+and gradients are summed.
 """
 
 from typing import TYPE_CHECKING

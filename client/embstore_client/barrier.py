@@ -1,15 +1,17 @@
-"""All shards of a cluster at one barrier: between the same two commands, with no write going on.
+"""All shards of a cluster at one barrier: between the same two commands, while no write is running.
 
-Clients send their commands to the shards concurrently, so at any moment one shard may have had a
-command that another has not. All are asked to pause their writes, and each returns its position.
-The shards that are behind are allowed to go on to the position of the others: clients repeat
-refused commands, and no client goes on before all shards have its command. If the shards do not get
-there, because tables are made or several clients write one table, all pauses are lifted, and
-requested again a random while later.
+Clients send their commands to the shards concurrently, so at any moment one shard may have executed
+a command that another shard has not. All shards are asked to pause their writes, and each returns
+its position. Shards that lag are allowed to execute commands up to the position of the others:
+clients repeat refused commands, and no client starts its next command before all shards have
+executed the present one. The lagging shards may fail to reach that position, because tables are
+being created or several clients write one table. Then all pauses are lifted, and requested again
+after a random delay.
 
-A command that changes neither t nor a table nor the place of a session, as `assign`, leaves no
-trace by which shards could be told apart: an unfinished one may be on some shards. It has not been
-acknowledged, and its client sends the rest as soon as writes are taken again.
+Some commands, such as `assign`, change neither t nor a table nor the resume position of a session.
+Such a command leaves no trace by which two shards could be distinguished, so an unfinished one may
+have been executed by some shards only. It has not been acknowledged, and its client sends it to the
+remaining shards as soon as writes are accepted again.
 """
 
 import random
@@ -30,7 +32,7 @@ R = TypeVar("R")
 TRIES = 50
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
-"""Longer than a client waits before it repeats a refused command."""
+"""Together longer than the time that a client waits before it repeats a refused command."""
 
 
 def pause_all(
@@ -41,8 +43,8 @@ def pause_all(
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
 ) -> Barrier:
-    """Pause the writes of all shards at one barrier, and return it, with the largest numbers of
-    any shard; see `pause_each`."""
+    """Pause the writes of all shards at one barrier, and return it, with the largest command number
+    and table id of any shard; see `pause_each`."""
     found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
         found[0],
@@ -60,22 +62,23 @@ def pause_each(
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
 ) -> list[Barrier]:
-    """Pause the writes of all shards at one barrier, and return the position of each. `resume_all`
-    ends the pause, or the next map of the cluster.
+    """Pause the writes of all shards at one barrier, and return the position of each shard.
+
+    The pause lasts until `resume_all` is called, or until the cluster gets its next shard map.
 
     Parameters
     ----------
     shards : the executor of each shard itself
     by, lease_ms : the name and the lease of the pause, as in `Store.pause_writes`
     timeout_s : the timeout of each call
-    wait : waits for a number of seconds, between two tries
+    wait : function that waits for a number of seconds, between two tries
 
     Raises
     ------
-    DeadlineError : they were at different barriers each time; nothing is paused.
-    EmbstoreError : a shard could not be asked, or refused. No shard is paused but those that were
-        not reached: the next client that pauses writes resumes them, as a pause outlives its
-        client.
+    DeadlineError : the shards were at different barriers in every try; no shard is paused.
+    EmbstoreError : a shard was not reached, or refused the command. No shard stays paused, except
+        for shards that were not reached. A pause outlives the client that asked for it, so the next
+        client that pauses writes resumes these shards.
     """
     longest_s = _PAUSE_FIRST_S
     try:
@@ -111,7 +114,7 @@ def _are_alike(found: Sequence[Barrier]) -> bool:
 
 
 def _furthest(found: Sequence[Barrier]) -> Barrier:
-    """Return the position of a shard that has had every command that any shard has had."""
+    """Return the position of a shard that has executed every command that any shard has."""
     tables = tuple(
         max(same, key=lambda one: one.t)
         for same in zip(*(one.tables for one in found), strict=True)
@@ -130,7 +133,7 @@ def _brought_up(
     timeout_s: float | None,
     wait: Callable[[float], Any],
 ) -> None:
-    """Wait a while until all shards have come to the barrier of a command."""
+    """Wait a while until all shards have reached the barrier in `command.until`."""
     assert command.until is not None
     for _ in range(_LOOKS):
         found = _of_all(shards, command, timeout_s)
@@ -140,17 +143,17 @@ def _brought_up(
 
 
 def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:
-    """Have all shards take writes again, if they are paused `by` this name; "": by any name.
+    """Have all shards accept writes again, if their pause has the name `by`; "" matches any name.
 
     Raises
     ------
-    EmbstoreError : the error of the first shard that was not reached; the others have resumed.
+    EmbstoreError : the error of the first shard that was not reached; other shards have resumed.
     """
     _of_all(shards, c.ResumeWrites(by), timeout_s)
 
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:
-    """Return the answer of every shard, asked concurrently; all have answered."""
+    """Ask all shards concurrently, wait for all of them, and return the answer of each shard."""
     with ThreadPoolExecutor(len(shards), "embstore-barrier") as threads:
         calls = [threads.submit(one.execute, command, timeout_s=timeout_s) for one in shards]
     return [call.result() for call in calls]

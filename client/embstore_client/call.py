@@ -1,9 +1,10 @@
-"""A call on its way to a server: one value, which layers pass on.
+"""A call on its way to a server: one value, which is passed from layer to layer.
 
-Between a handle and a connection every concern is a **layer**: an object that is called with a call
-and with the layers below. It may change the command on the way down, and the answer on the way up;
-it asks for the parts and the properties of the command (`embstore.parts`, `embstore.commands`),
-never which it is. `executor` puts the layers together; one layer less is one concern less.
+Every concern between a handle and a connection is a **layer**: an object that is called with a call
+and with the layers below. A layer can change the command on the way down, and the answer on the way
+up. It depends on the parts and the declared properties of the command (`embstore.parts`,
+`embstore.commands`), never on its type. `executor` puts the layers together; a concern is removed
+by removing its layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,26 +27,27 @@ class Call:
     progress: Progress | None = None
     map_version: int = 0
 
-    # What layers say to those below
+    # Notes of a layer for the layers below
     counts: Mapping[str, int] = field(default_factory=dict)
-    """For a command of a step: how many keys of each table this client has announced."""
+    """For a command of a step: the number of keys of each table that this client has announced."""
     take: Callable[[Iterator[Answer]], Any] | None = None
-    """Makes the result of several answers; None: the last is it. Called once for each attempt."""
+    """Function that makes the result from several answers; None: the last answer is the result.
+    Called once per attempt."""
     message: Message | None = None
     """The message that carries the arrays; None: a message in the host's memory."""
     reply_bytes: int | None = None
-    """About the bytes of the rows that come back, as float32; None: computed from the command."""
+    """Approximate bytes of the returned rows, as float32; None: computed from the command."""
 
 
 Below = Callable[[Call], Any]
-"""Executes a call, and returns its result."""
+"""A function that executes a call and returns its result."""
 
 
 class Layer(Protocol):
     """One concern of calls. Any thread."""
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call by the layers below, and return its result."""
+        """Execute a call, with the help of the layers below, and return its result."""
 
 
 def chained(layers: Sequence[Layer], last: Below) -> Below:

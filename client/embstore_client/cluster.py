@@ -1,9 +1,10 @@
-"""From a connection to one shard to a store of all: the others are at the addresses of its map.
+"""Makes a store of all shards from a connection to one shard, whose map has all addresses.
 
-Every shard is asked for its identity before a row is read. A shard in another's place, or one with
-another map, would answer with rows that look like rows never written, so each has to confirm that
-it is the shard that the map names, of that cluster, with the same version of the map. A shard that
-cannot be reached is an error that names it: a part of the rows is no store.
+Every shard is asked for its identity before a row is read. A wrong shard, or a shard with a
+different map, would return initial values for rows that it does not store, and nothing would show
+the mistake. Therefore each shard has to confirm the cluster, the shard number and the version of
+the map. If one shard cannot be reached, the error names it: a store with only some of the rows is
+of no use.
 """
 
 from collections.abc import Callable
@@ -20,19 +21,19 @@ from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
 
 _THREADS_MAX = 32
-"""The most connections that are made concurrently."""
+"""The maximum number of connections that are made concurrently."""
 
 
 def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
-    """Return the store of all shards, given a connection to one; closing it closes all.
+    """Return the store of all shards, given a connection to one shard. Closing it closes all.
 
     Parameters
     ----------
-    connect_to : connects to another shard, by its address
+    connect_to : function that connects to another shard, by its address
 
     Raises
     ------
-    EmbstoreError : a shard was not reached, or differs from the map; `store`, too, is closed.
+    EmbstoreError : a shard was not reached, or differs from the map; `store` is closed, too.
     """
     info = _info(store)
     shard_map, own = info.shard_map, info.shard

@@ -1,12 +1,12 @@
-"""Connecting to a server: the choice of the wire, and the first calls.
+"""Connecting to a server: the choice of the transport, and the first calls.
 
-A connection is checked before it is made, so that a bad argument is an error at once. The server is
-asked for its facts. If it does not answer, the client waits for `connect_timeout_s`: a wrong
-address is an error then, and not with the first lookup. If it answers that it is starting, the
-client waits while the server makes progress. A failure that no waiting mends, as the port of REST,
-is an error at once.
+Arguments are checked before the connection is made, so that a bad argument is an error at once.
+Then the server is asked for its facts (`ServerInfo`). If it does not answer, the client waits for
+`connect_timeout_s`, so a wrong address fails here and not at the first lookup. If the server
+answers that it is starting, the client waits as long as the server makes progress. A failure that
+waiting cannot mend, such as the address of a REST port, is an error at once.
 
-A shard gives the addresses of the others (cluster.py).
+A shard returns the addresses of the other shards (cluster.py).
 """
 
 import os
@@ -27,7 +27,7 @@ from embstore_proto.addresses import is_loopback, split_address
 from embstore_proto.narrow import WIRE_DTYPES
 
 CONNECT_TIMEOUT_S = 10.0
-"""Long enough until a server that is just started listens, short enough for a wrong address."""
+"""Long enough for a server that was just started to listen; short enough for a wrong address."""
 
 CALL_TIMEOUT_S = 60.0
 TOKEN_VARIABLE = "EMBSTORE_TOKEN"
@@ -54,37 +54,37 @@ def connect(
 
     Parameters
     ----------
-    address : "host:port" of the server's gRPC, or "unix:PATH", its socket on this host; of any
-        shard of a cluster: the others are at the addresses of its map, with the same arguments
-    timeout_s : deadline of every call, its further attempts included. A server that is starting, as
-        one that compiles its kernels, is waited for until it has reported the same for so long
-    connect_timeout_s : how long to wait for a server to listen at the address
+    address : "host:port" of the server's gRPC port, or "unix:PATH", its socket on this host. The
+        address of any shard stands for the whole cluster: the client connects to the other shards
+        at the addresses of the cluster's map, with the same arguments
+    timeout_s : deadline of every call in seconds, including its retries. A server that is starting
+        (compiling its kernels, say) is waited for until it has made no progress for so long
+    connect_timeout_s : how many seconds to wait for a server to listen at the address
     wait : False: a missing server is an error at once; a server that is starting is waited for
     label : shown in the server's log of slow calls
     tls_ca : PEM file of the certificates to trust; None: no TLS
     tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
     token : the caller's secret for the server; None: the value of EMBSTORE_TOKEN, if it is set
-    insecure : send the token in clear text to another host, too, where there is no TLS
+    insecure : True: send the token to another host in clear text, if there is no TLS
     transport : "grpc"; "shared_memory", to a server of the same user on this host; "auto": shared
-        memory where it can be, else gRPC
-    wire_dtype : the type in which looked-up rows and gradients travel, for links that are slower
+        memory where possible, else gRPC
+    wire_dtype : the type in which looked-up rows and gradients are sent, for links that are slower
         than the machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to
-        even, at half the bytes. Sums by key are made in float32, and then rounded. A gradient that
-        is finite and too large for the type is refused, and the call is not sent; such a row
-        becomes infinity. Keys travel in ascending order then, so an error may name another of
-        several bad ones.
+        even, at half the bytes. Sums by key are made in float32, and then rounded. If a finite
+        gradient is too large for the type, the call is refused and not sent; such a row becomes
+        infinity. Keys are then sent in ascending order, so the error may name another bad key
 
     Raises
     ------
     DeadlineError : no server answered.
-    UnauthenticatedError : the server knows its callers, and not this one.
-    StoreClosedError : wait=False, and no server is there; transport="shared_memory", and the server
-        is not on this host.
-    InvalidArgumentError : a bad argument; something else than gRPC is at the address; one side has
-        TLS, and the other has not; the server is too old for `wire_dtype`; a shard is not the one
-        that the map names, or has another map.
+    UnauthenticatedError : the server requires authentication, and does not know this caller.
+    StoreClosedError : with wait=False, no server listens; with transport="shared_memory", the
+        server is not on this host.
+    InvalidArgumentError : a bad argument; the address is not a gRPC port; only one of client and
+        server uses TLS; the server is too old for `wire_dtype`; a server is not the shard that the
+        map names, or has another map.
 
-    An error of another shard than the one at `address` names it.
+    Errors of other shards than the one at `address` name the shard.
     """
     options = dict(locals())
     del options["address"]
@@ -112,7 +112,7 @@ def connect_one(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to this one server, as `connect`, also where it is a shard: for operators."""
+    """Connect to this one server only, even if it is a shard; else as `connect`. For operators."""
     arguments = {name: value for name, value in locals().items() if name != "token"}
     _check(address, label, transport, wire_dtype)
     checked_seconds(timeout_s, "timeout_s")
@@ -169,7 +169,7 @@ def _is_address(address: Any) -> bool:
 
 
 def _token(given: str | None, address: str, *, is_safe: bool) -> str:
-    """Return the token to call with, "" for none. It is a secret: no message shows it."""
+    """Return the token for calls, "" for none. It is a secret: no message contains it."""
     token = os.environ.get(TOKEN_VARIABLE, "") if given is None else given
     if not _is_plain(token):
         raise InvalidArgumentError(
@@ -194,7 +194,7 @@ def _wire(
     *,
     is_traced: bool,
 ) -> Wire:
-    """Return the wire by which a transport sends."""
+    """Return the connection object (`Wire`) for a transport."""
     traceparent = tracing.traceparent if is_traced else None
     options: dict[str, Any] = {"label": label, "token": token, "traceparent": traceparent}
     if address.startswith(_SOCKET):

@@ -1,9 +1,9 @@
-"""Large copies to shared memory, by two threads: one does not use all that memory can do.
+"""Large copies to shared memory, by two threads: one thread does not use the full bandwidth.
 
-Measured on two cores, 13.6 MB of gradients: 0.91 ms by one thread, 0.47 by two. To start a thread
-takes some 60 microseconds, so smaller copies are made by the caller alone, and so are those that
-get no thread, as at the end of an interpreter. Rejected: a thread that is kept, which does not
-outlive the main one, and which a fork does not have.
+Measured on two cores, with 13.6 MB of gradients: 0.91 ms with one thread, 0.47 ms with two.
+Starting a thread takes some 60 microseconds, so the caller alone makes smaller copies. It also
+copies alone if no thread can be started, as at the end of an interpreter. Rejected: a permanent
+thread. It would not outlive the main thread, and would not exist in a forked process.
 """
 
 import os
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARED_BYTES = 4 << 20
-"""The least bytes of a copy that is worth a second thread."""
+"""The size in bytes from which a copy is worth a second thread."""
 
 
 def copy(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy an array to one of its shape and dtype. Any thread."""
+    """Copy an array to another of the same shape and dtype. Any thread."""
     half = len(source) // 2 if source.ndim else 0
     if source.nbytes < SHARED_BYTES or not half or (os.cpu_count() or 1) < 2:
         np.copyto(target, source)

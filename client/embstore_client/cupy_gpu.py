@@ -1,13 +1,13 @@
-"""Memory of a server's GPU, opened by CuPy: `OpenSegment` and `Gpu` of device_segment.py.
+"""A server's GPU memory, opened by CuPy: `OpenSegment` and `Gpu` of device_segment.py.
 
-The memory is opened on the GPU that has it, which this process must see (CUDA_VISIBLE_DEVICES): the
-event can only be recorded in a stream of that GPU. Copies from and to another GPU of this process
-need peer access between the two; without it CUDA would take them through the host, so they are
-refused.
+The memory is opened on the GPU where it is allocated. This process must see that GPU
+(CUDA_VISIBLE_DEVICES), because the server's event can only be recorded in one of its streams.
+Copies from and to another GPU of this process need peer access between the two GPUs. Without it
+CUDA would copy through the host, so such copies are refused.
 
-Every method sets the GPU as the thread's current device, and restores the device that it found. A
-copy is waited for where the library of `out` names no stream, and before anything is closed: to
-close memory that queued work still uses is undefined.
+Every method sets the GPU as the thread's current device, and restores the previous device. A method
+waits for a copy if the library of `out` names no stream, and before it closes anything: closing
+memory that queued work still uses is undefined behaviour.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 def named(ordinal: int) -> str:
-    """Return the name of a GPU of this process."""
+    """Return the name of a GPU of this process, such as "cuda:1"."""
     return f"cuda:{ordinal}"
 
 
@@ -65,7 +65,8 @@ class CupyGpu:
 def _on_device(
     call: Callable[Concatenate["CupySegment", P], R],
 ) -> Callable[Concatenate["CupySegment", P], R]:
-    """Run a method on the segment's GPU; CUDA's errors are refusals of arrays, or DeviceErrors."""
+    """Run a method on the segment's GPU. An error of CUDA becomes InvalidArgumentError if the
+    caller's arrays are the cause, else DeviceError."""
 
     @wraps(call)
     def called(self: "CupySegment", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -87,7 +88,7 @@ def _on_device(
 
 
 class CupySegment:
-    """Memory and event of a server, on the GPU `ordinal` of this process."""
+    """The memory and the event of a server, opened on the GPU `ordinal` of this process."""
 
     def __init__(self, ordinal: int, handles: Handles) -> None:
         self.ordinal, self.device = ordinal, named(ordinal)
@@ -100,7 +101,7 @@ class CupySegment:
             raise
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._peers = {ordinal}
-        """GPUs of this process whose memory this one copies from and to."""
+        """Ordinals of the GPUs of this process that the segment's GPU can copy from and to."""
 
     @_on_device
     def follow(self, arrays: Sequence[Any]) -> None:
@@ -114,10 +115,10 @@ class CupySegment:
             if stream is not None:
                 self._check_capture(stream)
                 self._after(stream, self._stream.ptr, device)
-        self._check_capture(self._stream.ptr)  # a library may have drawn it into one
+        self._check_capture(self._stream.ptr)  # a library may have included it in a capture
 
     def follow_current(self) -> None:
-        """See `OpenSegment`: the thread's stream on its own GPU, and on the segment's."""
+        """See `OpenSegment`. Follows the current streams of the thread's GPU and the segment's."""
         for device in {cuda.getDevice(), self.ordinal}:
             self._follow_current(device)
 
@@ -129,12 +130,12 @@ class CupySegment:
         self._after(stream, self._stream.ptr, device)
 
     def _ask_library(self, array: Any, device: int) -> None:
-        """Have our stream follow the one that a library uses now; only DLPack asks it to."""
+        """Have our stream follow the stream that a library uses now; only DLPack can do so."""
         try:
             if device == self.ordinal:
                 array.__dlpack__(stream=self._stream.ptr)
                 return
-            with cupy.cuda.Device(device):  # a library takes streams of its array's GPU
+            with cupy.cuda.Device(device):  # a library accepts only streams of its array's GPU
                 theirs = cupy.cuda.Stream(non_blocking=True)
                 array.__dlpack__(stream=theirs.ptr)
         except Exception as exc:  # any that a library raises
@@ -144,7 +145,7 @@ class CupySegment:
         self._after(theirs.ptr, self._stream.ptr, device)
 
     def _after(self, first: int, then: int, device: int) -> None:
-        """Have later work of a stream wait for the present work of another one, of a device."""
+        """Have later work of stream `then` wait for the present work of `first`, on `device`."""
         with cupy.cuda.Device(device):
             event = cupy.cuda.Event(disable_timing=True)
             cuda.eventRecord(event.ptr, first)
@@ -158,7 +159,7 @@ class CupySegment:
             )
 
     def _device_of(self, array: Any) -> int:
-        """Return the GPU that has an array, from which this one can copy."""
+        """Return the GPU of an array; refuse it if the segment's GPU cannot copy from there."""
         interface = array.__cuda_array_interface__
         if 0 in interface["shape"]:
             return self.ordinal
@@ -221,7 +222,7 @@ class CupySegment:
 
     @_on_device
     def copied(self, place: Place) -> Any:
-        """See `OpenSegment`; a `cupy.ndarray`, of CuPy's pool."""
+        """See `OpenSegment`; a `cupy.ndarray` from CuPy's memory pool."""
         own = cupy.empty(place.shape, place.dtype)
         if place.byte_count:
             self._after(cupy.cuda.get_current_stream().ptr, self._stream.ptr, self.ordinal)
@@ -231,7 +232,7 @@ class CupySegment:
 
     @_on_device
     def close(self) -> None:
-        """See `OpenSegment`; raises nothing where the server, or this process's GPU, has failed."""
+        """See `OpenSegment`. Raises nothing if the server or this process's GPU has failed."""
         for close in (
             self._stream.synchronize,
             partial(cuda.eventDestroy, self._event),

@@ -1,14 +1,16 @@
-"""The layer of calls whose arrays are in a GPU's memory: which they are, and how they travel.
+"""The layer for calls with arrays in a GPU's memory: it finds these arrays, and sends the calls.
 
-The server shares its GPU's memory (`device_segment`). Keys are not made unique, and gradients not
-summed: the server does both on the GPU, where they are, so such a call goes past the layers below.
-If one of a call's arrays is on the device its rows come there, too: to `out`, or lent. Its arrays
-of the host (counts, offsets of bags, keys) travel as ever.
+The server shares its GPU's memory (`device_segment`). This layer does not make keys unique and does
+not sum gradients: the server does both on the GPU, where the arrays are. Such a call therefore
+bypasses the layers below. If one array of a call is on the device, its rows are returned there,
+too: in `out`, or lent, as arrays in the shared memory itself. The call's arrays on the host
+(counts, offsets of bags, keys) are sent as usual.
 
-The gradients of a step may be there, of keys, occurrences or bags; if there are several ranks the
-server copies them to the host, where ranks are added. The rows of a step come there where they are
-asked for `ON_DEVICE`, and are lent then, or in outputs there: all of them in one message, when the
-step's turn has come. Early ones would have to be joined with the others there.
+The gradients of a step can be on the device, as gradients of keys, occurrences or bags. If the
+session has several ranks, the server copies the gradients to the host, where it adds those from all
+ranks. The rows of a step are returned on the device if `out` is `ON_DEVICE` (they are lent then) or
+arrays on the device. They are sent in one message, when all earlier steps are finished: early rows
+would have to be joined with the late ones on the device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +39,7 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 class OnDevice:
-    """The layer: calls with arrays in a GPU's memory use `sent`; only others pass below."""
+    """The layer: it sends calls with arrays in a GPU's memory, and passes on all other calls."""
 
     def __init__(self, config_of: ConfigOf, wire_dtype: str, sent: Below) -> None:
         self._config_of, self._wire_dtype, self._sent = config_of, wire_dtype, sent
@@ -45,8 +47,9 @@ class OnDevice:
     def __call__(self, call: Call, below: Below) -> Any:
         """Execute a call.
 
-        Raises InvalidArgumentError: arrays there of a command that takes none; outputs that do not
-        fit, or are partly on the host; a `wire_dtype` of two bytes, which is for the network.
+        Raises InvalidArgumentError if a command that takes no arrays on a device has some; if
+        outputs do not fit, or are partly on the host; or if `wire_dtype` has two bytes, which is
+        for networks.
         """
         command: Any = call.command
         is_of_step = command.reads is Reads.OF_STEP
@@ -74,8 +77,8 @@ class OnDevice:
         }
 
     def _step_shapes(self, call: Call) -> Shapes:
-        """Return the shapes of a step's rows; {} where this client has not announced it, and the
-        server allocates their memory."""
+        """Return the shapes of a step's rows; {} if this client has not announced the step, in
+        which case the server allocates their memory."""
         parts, counts = tables_of(call.command), call.counts
         if parts:
             named = [part for part in parts if part.table in counts]
@@ -84,15 +87,15 @@ class OnDevice:
 
 
 def are_on_device(out: Any) -> bool:
-    """Return whether outputs of a step's rows are in a device's memory: new arrays, the arrays of a
-    function, or some that are given by table."""
+    """Return whether outputs of a step's rows are in a device's memory: new arrays (`ON_DEVICE`),
+    arrays that a function makes, or arrays that are given by table."""
     if out is ON_DEVICE or callable(out):
         return True
     return isinstance(out, Mapping) and any(map(is_on_device, out.values()))
 
 
 def check_exact(wire_dtype: str) -> None:
-    """Refuse a dtype of two bytes."""
+    """Refuse a wire dtype of two bytes."""
     if wire_dtype != "float32":
         raise InvalidArgumentError(
             f'expected host arrays with wire_dtype="{wire_dtype}", found some in a GPU\'s '
@@ -102,7 +105,7 @@ def check_exact(wire_dtype: str) -> None:
 
 
 def _has_some(call: Call) -> bool:
-    """Return whether an array of a call is in a device's memory; refuse one that may not be."""
+    """Return whether an array of a call is on a device; refuse it if the command takes none."""
     command = call.command
     is_taken = type(command) in _ON_DEVICE
     arrays = list(call.out or ()) if is_taken else []
@@ -117,7 +120,7 @@ def _has_some(call: Call) -> bool:
 
 @contextmanager
 def _named(command: Any) -> Iterator[None]:
-    """Have an error of a call's arrays name its first table; for a step's rows, the step."""
+    """Have an error about arrays name the call's first table or, for a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:
@@ -129,13 +132,13 @@ def _named(command: Any) -> Iterator[None]:
 
 
 def _rows_of(part: Any, what: str) -> int:
-    """Return how many rows are read for a part: one a bag; without bags, one an entry."""
+    """Return how many rows are read for a part: one per bag or, without bags, one per entry."""
     bags = getattr(part, "bags", None)
     return length(getattr(part, what)) if bags is None else len(bags.offsets) - 1
 
 
 def _step_outs(call: Call, shapes: Shapes) -> list[Any]:
-    """Return where the rows of each table go; None: they are lent."""
+    """Return the output for the rows of each table; None: the rows are lent."""
     command, out = call.command, call.out
     if out is ON_DEVICE:
         return [None] * len(shapes)
@@ -150,7 +153,7 @@ def _step_outs(call: Call, shapes: Shapes) -> list[Any]:
 
 
 def _room_for(shape: tuple[int, int]) -> int:
-    """Return about the bytes of a table's rows, with alignment."""
+    """Return the approximate size of a table's rows in bytes, with alignment."""
     return VALUE_BYTES * shape[0] * shape[1] + 3 * DEVICE_ALIGNMENT
 
 

@@ -1,6 +1,6 @@
-"""Messages whose arrays are in a GPU's memory: where these are put, and the rows found.
+"""Messages whose arrays are in a GPU's memory: where the arrays are put, and the rows are found.
 
-The GPU's memory is shared with the server (`device_segment`); arrays on the host are the payload.
+The server shares the GPU's memory (`device_segment`). Arrays on the host are the payload.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _NOT_SHARED = (
 
 
 def rows_not_shared() -> InvalidArgumentError:
-    """Return the error for rows of steps that are asked for in memory that is not shared."""
+    """Return the error for a request for a step's rows in memory that is not shared."""
     return InvalidArgumentError(
         "expected rows of steps on the host, found a request for them in a GPU's memory, "
         f"{_NOT_SHARED}"
@@ -34,17 +34,18 @@ def rows_not_shared() -> InvalidArgumentError:
 
 
 class DeviceMessage(Message):
-    """A message whose arrays are in a GPU's memory; the host's arrays are its payload."""
+    """A message with arrays in a GPU's memory; its arrays on the host are its payload."""
 
     def __init__(self, outs: Sequence[Any]) -> None:
-        """`outs` are where the rows of each table go; None: they are lent."""
+        """Make a message without arrays. `outs` are the outputs for the rows of each table; None:
+        the rows are lent."""
         super().__init__()
         self.outs = outs
         self._places = Places()
         self._arrays: list[tuple[Any, Place]] = []
 
     def add(self, array: Any) -> pb.Array:
-        """Append an array, and return its place for the header."""
+        """Append an array, and return its description and position for the header."""
         if not is_on_device(array):
             return super().add(array)
         shape = shape_of(array)
@@ -57,13 +58,13 @@ class DeviceMessage(Message):
         return place.stored()
 
     def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
-        """Copy the arrays into the segment of a connection, where the server reads them, and which
-        grows if it must; return the frame that announces them.
+        """Copy the arrays into the device segment of a connection, where the server reads them.
+        Return the frame that announces them. The segment is replaced by a larger one if necessary.
 
-        Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
-        server's GPU not be shared.
+        Raises InvalidArgumentError if CuPy is not installed, an array cannot be copied, or the
+        server's GPU cannot be shared.
         """
-        device_segment.opened_gpu()  # or it is missing, before the server is asked for memory
+        device_segment.opened_gpu()  # so that a missing CuPy fails before memory is requested
         byte_count = self._places.byte_count
         wanted = max(aligned(byte_count) + rows_bytes, 1)
         segment = connection.device_segment_of(wanted, deadline)
@@ -81,12 +82,14 @@ class DeviceMessage(Message):
         )
 
     def rows(self, segment: OpenSegment, lend: Callable[[], object] | None) -> OnDevice:
-        """Return an object that takes the rows of the answer from a segment; `lend` returns the
-        object that lent rows keep alive, None: they are copied."""
+        """Return an object that takes the rows of the answer from a segment.
+
+        `lend` returns the object that lent rows keep alive; None: the rows are copied instead.
+        """
         return _Rows(segment, self.outs, lend)
 
     def total_bytes(self, header: bytes) -> int:
-        """Refuse to be sent without shared memory, as do all methods that a network needs."""
+        """Refuse to be sent without shared memory, as do all methods for a network."""
         self._refuse()
 
     def joined(self, header: bytes) -> bytes:
@@ -104,7 +107,7 @@ class DeviceMessage(Message):
 
 
 class StepMessage(DeviceMessage):
-    """A lookup of a step, whose rows come in a GPU's memory; its own arrays are the host's."""
+    """A lookup of a step whose rows are returned on a GPU; its own arrays are on the host."""
 
     def _follow(self, segment: OpenSegment) -> None:
         super()._follow(segment)
@@ -125,7 +128,7 @@ class _Rows:
         self._outs = iter(outs)
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of the answer: the caller's, filled, or one of the segment."""
+        """Return an array of the answer: the caller's output, filled, or one in the segment."""
         if place.end > self._segment.byte_count:
             raise InvalidArgumentError(
                 f"{what}: expected rows in the GPU's memory, found them outside"

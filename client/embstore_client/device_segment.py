@@ -1,24 +1,25 @@
-"""The GPU's memory that a server shares with this process: opened, written, read, closed.
+"""GPU memory that a server shares with this process: opening, writing, reading and closing it.
 
-`embstore_proto.device_segment` describes the frames. A connection has at most one segment, open
-from the server's handles until the next one takes its place, or the connection ends and no array of
-it is left. Its tether, a socket that keeps it alive, is ended after that, so that the server frees
-nothing that is open here.
+`embstore_proto.device_segment` describes the frames. A connection has at most one segment. It is
+open from the moment when the server's handles arrive. It is closed when the next segment replaces
+it, or when the connection has ended and no array in it is left. The segment's tether, a socket that
+keeps it alive, is closed after that, so that the server never frees memory that is open here.
 
-**Streams.** Copies run in a stream of our own, on the server's GPU, also where the trainer computes
-on another one. It follows the streams in which the arrays of a call are made, copies them, and
-records the server's event. Rows are there when the answer is; those for `out` are copied in the
-same stream, which the stream of `out` follows. Where an array names no stream, as PyTorch's, its
-library is asked for its order by DLPack, and a copy into it is waited for.
+**Streams.** Copies run in a stream of our own, on the server's GPU, even if the trainer computes on
+another GPU. This stream waits for the streams in which the arrays of a call are made, copies the
+arrays, and records the server's event. Rows are complete when the answer arrives. Rows for `out`
+are copied in the same stream, and the stream of `out` waits for it. If an array names no stream, as
+with PyTorch, its library is asked for the order by DLPack, and this process waits for a copy into
+such an array.
 
-**Rows that are lent** lie in the segment, and it is free when the last array of them is gone. GPUs
-work behind Python: queued work on these rows may still run then. The next call over the connection
-waits for the streams of its own arrays, so lent rows are for a trainer that uses them in the stream
-in which it makes its next keys or gradients. A trainer that uses several, which do not follow each
-other, gives `out`. A lookup of a step has no arrays of its own there, and waits for CuPy's current
-stream instead.
+**Rows that are lent** are arrays in the segment itself, and the segment is free when the last such
+array is deleted. GPUs run asynchronously to Python: queued work on these rows may still run at that
+moment. The next call over the connection waits for the streams of its own arrays. Lent rows are
+therefore for a trainer that uses them in the stream in which it makes its next keys or gradients. A
+trainer with several streams that do not wait for each other passes `out`. A lookup of a step has no
+arrays of its own on the device, and waits for CuPy's current stream instead.
 
-Only `cupy_gpu` knows CuPy, and is imported when the first call needs it.
+Only the module `cupy_gpu` uses CuPy. It is imported when the first call needs it.
 """
 
 import os
@@ -35,39 +36,39 @@ from embstore_proto.device_segment import Handles
 
 
 class OpenSegment(Protocol):
-    """Memory of another process's GPU, opened. One thread at a time, but for `close`."""
+    """Memory of another process's GPU, opened. One thread at a time, except for `close`."""
 
     byte_count: int
     device: str
-    """The GPU that has it, as this process names it: "cuda:1"."""
+    """The GPU of the memory, as this process names it: "cuda:1"."""
 
     def follow(self, arrays: Sequence[Any]) -> None:
-        """Have copies wait for the work that the streams of arrays have been given so far.
+        """Have copies wait for the work that is queued by now in the streams of arrays.
 
-        Raises InvalidArgumentError: an array that its library does not give away, or of a stream
-        that is being captured.
+        Raises InvalidArgumentError if the library of an array does not export it, or if the stream
+        of an array is being captured.
         """
 
     def follow_current(self) -> None:
-        """Have copies wait for the work that CuPy's current stream has been given so far.
+        """Have copies wait for the work that is queued by now in CuPy's current stream.
 
-        Raises InvalidArgumentError: it is being captured.
+        Raises InvalidArgumentError if that stream is being captured.
         """
 
     def write(self, array: Any, offset: int, byte_count: int) -> None:
         """Copy a caller's array into the segment."""
 
     def record(self) -> None:
-        """Record the server's event behind all copies so far."""
+        """Record the server's event after all copies so far."""
 
     def read(self, place: Place, out: Any) -> None:
-        """Copy an array of the segment into a caller's, before its own stream goes on."""
+        """Copy an array of the segment into a caller's array, before that array's later work."""
 
     def lent(self, place: Place, owner: object) -> Any:
-        """Return an array of the segment itself, which keeps `owner`."""
+        """Return an array in the segment itself, which keeps `owner` alive."""
 
     def copied(self, place: Place) -> Any:
-        """Return a copy of an array of the segment, in memory of our own."""
+        """Return a copy of an array of the segment, in memory of this process."""
 
     def close(self) -> None:
         """Wait for the copies, and close memory and event. Any thread."""
@@ -79,13 +80,13 @@ class Gpu(Protocol):
     def open(self, handles: Handles, name: str | None = None) -> OpenSegment:
         """Open a server's memory.
 
-        Raises InvalidArgumentError: this process does not see its GPU, or gives it another name
-        than `name`; or CUDA refuses.
+        Raises InvalidArgumentError if this process does not see the memory's GPU or names it
+        otherwise than `name`, or if CUDA refuses.
         """
 
 
 def opened_gpu() -> Gpu:
-    """Return the `Gpu` of CuPy; raise InvalidArgumentError where that is not installed."""
+    """Return the `Gpu` of CuPy; raise InvalidArgumentError if CuPy is not installed."""
     try:
         from embstore_client.cupy_gpu import CupyGpu
     except ImportError as exc:
@@ -98,8 +99,8 @@ def opened_gpu() -> Gpu:
 
 
 def check_is(device: str, name: str | None) -> None:
-    """Refuse a server's GPU if it is to be another one, before anything is opened there: that takes
-    a context of CUDA, some hundred MB."""
+    """Refuse a server's GPU that is not the GPU `name`; None accepts any. This is checked before
+    anything is opened there, which would take a CUDA context of some hundred MB."""
     if name not in (None, device):
         raise InvalidArgumentError(
             f"expected arrays on {device}, which has the server's rows, found them on {name}; "
@@ -108,19 +109,21 @@ def check_is(device: str, name: str | None) -> None:
 
 
 class DeviceSide:
-    """A connection's side of the server's GPU: a segment, or none."""
+    """The client's access to the server's GPU over one connection: a segment, or none."""
 
     def __init__(self) -> None:
         self.segment: OpenSegment | None = None
-        self._tether = -1  # no object, which might be finalized before this is
+        self._tether = -1  # a number: an object could be finalized before this one
         self._process = os.getpid()
 
     def __del__(self) -> None:
         self.close()
 
     def take(self, body: bytes, descriptor: int, name: str | None = None) -> OpenSegment:
-        """Open the memory of a frame, in place of the open one; `descriptor` is its tether, `name`
-        as in `Gpu.open`."""
+        """Open the memory that a frame describes, in place of the open one.
+
+        `descriptor` is its tether; `name` is as in `Gpu.open`.
+        """
         self.close()
         if descriptor < 0:
             raise EmbstoreError(
@@ -135,7 +138,8 @@ class DeviceSide:
         return segment
 
     def close(self) -> None:
-        """Close the segment, then end its tether. Any thread; a fork leaves both to its parent."""
+        """Close the segment, then its tether. Any thread. In a forked child this does nothing: both
+        belong to the parent."""
         if os.getpid() != self._process:
             return
         segment, self.segment = self.segment, None
@@ -146,4 +150,4 @@ class DeviceSide:
         finally:
             if tether >= 0:
                 with socket.socket(fileno=tether) as ended, suppress(OSError):
-                    ended.shutdown(socket.SHUT_RDWR)  # a child that was forked has it as well
+                    ended.shutdown(socket.SHUT_RDWR)  # a forked child has it open as well

@@ -1,4 +1,4 @@
-"""A server as an executor: a chain of layers, built here, that each have one concern.
+"""A server as an executor: a chain of layers, built here, each with one concern.
 
 checked       arguments in normal form            embstore.checks
 Members       deadlines of steps, places          members
@@ -42,9 +42,9 @@ class RemoteExecutor:
         self.transport = transport
         self._wire_dtype = wire_dtype
         self.rounds_rows = wire_dtype in NARROW
-        """Rows of lookups come rounded."""
+        """Whether the rows of lookups are rounded."""
         self.connected_by: dict[str, Any] | None = None
-        """The arguments of `connect`, all but the token, by which another process can connect."""
+        """The arguments of `connect`, except the token, with which another process can connect."""
         self.members = Members(transport.timeout_s)
         self.tables = KnownTables(self.execute)
         config_of = self.tables.config_of
@@ -64,7 +64,7 @@ class RemoteExecutor:
 
     @property
     def info(self) -> ServerInfo | None:
-        """The server's last facts about itself; None: it has not been asked yet."""
+        """The facts that the server returned last; None: it has not been asked yet."""
         return self.transport.info
 
     @kept
@@ -79,7 +79,7 @@ class RemoteExecutor:
     ) -> R:
         """Execute a command on the server; see `embstore.commands.Executor`.
 
-        Raises DeadlineError where the server did not answer in time, else the server's error.
+        Raises DeadlineError if the server did not answer in time; otherwise the server's error.
         """
         call = Call(checked(command), out, timeout_s, progress, map_version)
         result: R = self._execute(call)
@@ -103,8 +103,8 @@ class RemoteExecutor:
         self.transport.share_device(VERBS["LookupStep"], name)
 
     def warm_up(self) -> None:
-        """Do nothing: a server has compiled its kernels before it said that it is ready."""
+        """Do nothing: a server compiles its kernels before it reports that it is ready."""
 
     def close(self) -> None:
-        """End the connection. Calls that run are cut off. Closing twice is harmless."""
+        """End the connection. Running calls are interrupted. Closing twice is harmless."""
         self.transport.close()

@@ -1,10 +1,11 @@
-"""The connections of shared memory that no call uses, those with a segment of a GPU apart.
+"""The shared-memory connections that no call uses; connections with a device segment are separate.
 
-To ask for a segment, and to open it, takes longer than a call, or a new connection. So a call with
-arrays in the GPU's memory takes a connection that has one, and other calls leave those alone: else
-a loop would have to make one whenever the thread that reads its batches has taken the loop's.
+Requesting and opening a device segment takes longer than a call, and longer than a new connection.
+So a call with arrays in the GPU's memory takes a connection that has a segment, and other calls
+leave these connections alone. Otherwise a loop would have to open a segment whenever the thread
+that reads its batches has taken the loop's connection.
 
-Any thread, at any moment: also where an array is dropped by the garbage collection.
+All methods can run in any thread at any moment, also when the garbage collector deletes an array.
 """
 
 from collections import deque
@@ -23,14 +24,14 @@ C = TypeVar("C", bound=_HasDevice)
 
 
 class FreeConnections(Generic[C]):
-    """Connections that are free; the one that was used last comes first."""
+    """Free connections; the most recently used one is taken first."""
 
     def __init__(self) -> None:
         self._plain: deque[C] = deque()
         self._with_segment: deque[C] = deque()
 
     def add(self, connection: C) -> bool:
-        """Keep a connection; False: there are enough."""
+        """Keep a connection, and return True; return False if enough are kept already."""
         if len(self._plain) + len(self._with_segment) >= _MOST:
             return False
         has_segment = connection.device.segment is not None
@@ -38,8 +39,8 @@ class FreeConnections(Generic[C]):
         return True
 
     def take(self, *, on_device: bool = False) -> C | None:
-        """Return one for a call without arrays in a GPU's memory; or for one with some, then of any
-        kind. None: there is none."""
+        """Return a free connection, or None if there is none. A call without arrays in a GPU's
+        memory gets a connection without a segment; a call with such arrays gets one of any kind."""
         for free in (self._with_segment, self._plain) if on_device else (self._plain,):
             try:
                 return free.pop()

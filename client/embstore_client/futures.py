@@ -1,4 +1,4 @@
-"""A store whose calls return at once: each is a future, which threads may wait for and tasks await.
+"""A store whose calls return at once, as futures for which threads wait and which tasks await.
 
     with connect(address) as store, background(store) as behind:
         ads = behind.of(store.table("ads"))
@@ -10,21 +10,23 @@
         ads = await store.table("ads")
         rows = await ads.lookup(keys)
 
-A verb does the same as in `Store` or `Table`, in a thread of a pool: a call of the wire blocks its
-thread, and the wires take calls of many threads. The event loop is only notified of the end of a
-call. The declarations below give the order of verbs; a verb that is not declared is done in order.
+A verb does the same as in `Store` or `Table`, but in a thread of a pool: a call of the transport
+blocks its thread, and the transports accept calls of many threads. The event loop is only notified
+of the end of a call. The declarations below state which verbs are executed in order; a verb that is
+not declared is executed in order.
 
-**Order.** A call begins when it is made, awaited or not. Calls that change something are done one
-after the other, in the order in which they were made, so an update is acknowledged before the next
-is sent. Lookups and other verbs that only read run concurrently with them, in any order: await an
-update before the lookup that has to see it. Arrays must stay as they are until the call is done.
+**Order.** A call begins when it is made, whether it is awaited or not. Calls that change something
+are executed one after the other, in the order in which they were made, so an update is acknowledged
+before the next update is sent. Lookups and other verbs that only read run concurrently with them,
+in any order: await an update before the lookup that has to see it. The arrays of a call must not
+change until the call is done.
 
-**Cancelling** a call, or the task that awaits it, drops it if it has not begun: then it was not
-sent. A call that has begun is finished, whole, and its result is dropped. A callback of a call runs
-in the store's thread: it must not wait for another call.
+**Cancelling** a call, or the task that awaits it, drops the call if it has not begun; in that case
+it was not sent. A call that has begun is completed, and its result is dropped. A callback of a call
+runs in the store's thread, so it must not wait for another call.
 
-**Bounds.** At most `threads` calls read at a time, and one writes; at most CALLS_MAX are out, and
-one more is refused (OverloadedError): await some first.
+**Bounds.** At most `threads` calls read concurrently, and one call writes. At most CALLS_MAX calls
+are unfinished at a time. A further call is refused (OverloadedError): await some calls first.
 """
 
 import asyncio
@@ -43,9 +45,9 @@ from embstore_client import tracing
 from embstore_client.connecting import connect
 
 CALLS_MAX = 1024
-"""The most calls of one store, running or waiting; a call keeps the arrays that it was given."""
+"""The maximum number of calls of one store, running or waiting; each keeps its arrays in memory."""
 THREADS = 8
-"""Reads at a time: more than a server answers at once, so that it need not wait for the next."""
+"""Concurrent reads: more than a server executes at once, so that it always has a next one."""
 
 _CLOSED = "the store is closed; connect again"
 
@@ -55,14 +57,14 @@ H = TypeVar("H")
 
 
 class Call(Future[R]):
-    """A call on its way: a `concurrent.futures.Future` that a coroutine may also await."""
+    """An unfinished or finished call: a `concurrent.futures.Future` that can be awaited, too."""
 
     def __await__(self) -> Generator[Any, None, R]:
         return asyncio.wrap_future(self).__await__()
 
 
 class Calls:
-    """The calls of one store, and the threads that do them. Any thread."""
+    """The calls of one store, and the threads that execute them. Any thread."""
 
     def __init__(self, threads: int) -> None:
         if not isinstance(threads, int) or threads < 1:
@@ -75,7 +77,7 @@ class Calls:
         self._is_closed = False
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
-        """Have a thread do a call, in its turn if it is to be `in_order`."""
+        """Have a thread execute a call; if `in_order`, after all earlier calls in order."""
         if not self._room.acquire(blocking=False):
             raise OverloadedError(
                 f"{CALLS_MAX} calls of this store are in flight: await some first"
@@ -89,11 +91,11 @@ class Calls:
             self._waiting.add(call)
             try:
                 turn = pool.submit(self._in_turn, call, verb)
-            except BaseException:  # the system gives no thread, say
+            except BaseException:  # for example, no thread can be started
                 self._waiting.remove(call)
                 self._room.release()
                 raise
-        turn.add_done_callback(lambda _: self._room.release())  # it has let its arrays go
+        turn.add_done_callback(lambda _: self._room.release())  # its arrays are released
         return call
 
     def _in_turn(self, call: "Call[R]", verb: Callable[[], R]) -> None:
@@ -104,7 +106,7 @@ class Calls:
             _finish(call, verb)
 
     def end(self, *, cancel: bool) -> None:
-        """Begin no further call; `cancel`: nor one that waits for its turn, which gets an error."""
+        """Begin no further call. `cancel`: calls that have not begun fail with StoreClosedError."""
         with self._lock:
             self._is_closed = True
             given_up, self._waiting = (self._waiting, set()) if cancel else (set(), self._waiting)
@@ -121,7 +123,7 @@ class Calls:
 
 
 class TracedCalls(Calls):
-    """Calls that belong to the span in which they are made, though another thread does them."""
+    """Calls that belong to the trace span in which they are made, not to the pool's threads."""
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
         """Do as `Calls.begin`."""
@@ -140,10 +142,10 @@ def _finish(call: Call[R], verb: Callable[[], R]) -> None:
 
 
 class _Behind(Generic[H]):
-    """Base of the objects that replace a handle, and have its verbs."""
+    """Base of the objects that wrap a handle and have its verbs."""
 
     _for_threads: frozenset[str] = frozenset()
-    """Methods of the handle that are no calls."""
+    """Methods of the handle that are not available as background calls."""
 
     def __init__(self, handle: H, calls: Calls) -> None:
         self._handle = handle
@@ -171,14 +173,14 @@ def _verb(
 def unordered(
     verb: Callable[Concatenate[H, P], R],
 ) -> Callable[Concatenate[_Behind[H], P], Call[R]]:
-    """Declare a verb that may be done at any time."""
+    """Declare a verb that can be executed at any time."""
     return _verb(verb, in_order=False)
 
 
 def in_order(
     verb: Callable[Concatenate[H, P], R],
 ) -> Callable[Concatenate[_Behind[H], P], Call[R]]:
-    """Declare a verb that is done after those in order that were called before it."""
+    """Declare a verb that is executed after all earlier calls of verbs declared so."""
     return _verb(verb, in_order=True)
 
 
@@ -199,7 +201,7 @@ def _table(
 class BackgroundTable(_Behind[Table]):
     """The verbs of a `Table`, each of which returns a `Call` at once. Any thread.
 
-    Properties of a table are calls, too: `describe` has them all.
+    The properties of a table need calls, too: `describe` returns all of them.
     """
 
     _for_threads = frozenset({"scan", "leaves"})
@@ -211,7 +213,7 @@ class BackgroundTable(_Behind[Table]):
 
     @property
     def table_id(self) -> int:
-        """The number that this table has in the store."""
+        """The number of this table in the store."""
         return self._handle.table_id
 
     def __repr__(self) -> str:
@@ -235,7 +237,7 @@ class BackgroundTable(_Behind[Table]):
     flush = in_order(Table.flush)
 
     def set_learning_rate(self, value: float) -> Call[None]:
-        """Set the rate of updates that do not give one, in order."""
+        """Set the learning rate of updates that do not pass one. The call is executed in order."""
         setting = partial(setattr, self._handle, "learning_rate", value)
         return self._calls.begin(setting, in_order=True)
 
@@ -243,7 +245,7 @@ class BackgroundTable(_Behind[Table]):
 class BackgroundStore(_Behind[Store]):
     """The verbs of a `Store`, each of which returns a `Call` at once. Any thread.
 
-    Leaving its with block waits for the calls that are out. Sessions are for threads: a run of
+    Leaving its with block waits for the unfinished calls. Sessions are used from threads: a run of
     `Store.run` sends and receives in the background by itself.
     """
 
@@ -291,11 +293,11 @@ class BackgroundStore(_Behind[Store]):
     warm_up = unordered(Store.warm_up)
 
     def close(self) -> Call[None]:
-        """Close the store. Calls that have not begun are given up; of a server, those that have are
-        cut off, as `Store.close` does."""
+        """Close the store. Calls that have not begun are cancelled. Calls to a server that have
+        begun are interrupted, as by `Store.close`."""
         self._calls.end(cancel=True)
         call: Call[None] = Call()
-        call.set_running_or_notify_cancel()  # it is done even if its caller cancels it
+        call.set_running_or_notify_cancel()  # so that no caller can cancel the close
         threading.Thread(target=_finish, args=(call, self._close), name="embstore close").start()
         return call
 
@@ -312,22 +314,25 @@ class BackgroundStore(_Behind[Store]):
 
 
 def background(store: Store, *, threads: int = THREADS) -> BackgroundStore:
-    """Return a store's verbs as futures; `with` waits for those that are out, and leaves the store
-    open. An embedded store's calls take turns anyway, but the caller need not wait.
+    """Return a store's verbs as futures. Its with block waits for the unfinished calls, and leaves
+    the store open. An embedded store executes one call at a time anyway, but the caller need not
+    wait.
 
-    threads : calls that only read at a time
+    threads : the number of calls that can read concurrently
     """
     return BackgroundStore(store, _calls(threads))
 
 
-class connect_async:  # noqa: N801 - it is called as `connect` is
-    """Connect to a server without waiting: `async with connect_async(address) as store`, which
-    closes it, or `store = await connect_async(address)`, and `await store.close()` at the end.
+class connect_async:  # noqa: N801 - it is called like the function `connect`
+    """Connect to a server without blocking the event loop.
+
+    Use `async with connect_async(address) as store`, which closes the store at the end; or `store =
+    await connect_async(address)`, with `await store.close()` at the end.
 
     Parameters
     ----------
     address, options : as in `embstore.connect`
-    threads : calls that only read at a time
+    threads : the number of calls that can read concurrently
 
     Raises
     ------
@@ -348,7 +353,7 @@ class connect_async:  # noqa: N801 - it is called as `connect` is
             return BackgroundStore(await opening, self._calls)
         except BaseException:
             self._calls.end(cancel=False)
-            opening.add_done_callback(_close_late)  # its caller does not wait for it any more
+            opening.add_done_callback(_close_late)  # its caller no longer waits for it
             raise
 
     async def __aenter__(self) -> BackgroundStore:

@@ -1,12 +1,13 @@
 """Calls over gRPC: unary or streamed.
 
-**Size.** A message of up to UNARY_BYTES travels in a unary call, a larger one, or one whose reply
-will be larger, as a stream of chunks. A server that takes less says so in its GetServerInfo.
-Measured on two cores: a unary call of 5 MiB is a tenth faster than a stream, at 16 MiB they are
-equal, at 64 MiB a stream is three times as fast.
+**Size.** A message of up to UNARY_BYTES is sent in a unary call. A larger message, or one whose
+reply will be larger, is sent as a stream of chunks. A server with a lower limit returns it in its
+GetServerInfo. Measured on two cores: at 5 MiB a unary call is a tenth faster than a stream, at 16
+MiB they are equal, and at 64 MiB a stream is three times as fast.
 
-gRPC connects again by itself, in the background; a call waits for it within its deadline. Before
-the first connection it does not: the reason is reported (`unreached`), and the caller decides.
+gRPC reconnects by itself, in the background, and a call waits for the connection within its
+deadline. Before the first connection a call does not wait: the reason is reported (`unreached`),
+and the caller decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,11 +37,11 @@ KEEPALIVE_MS = 60_000
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
-    ("grpc.enable_retries", 0),  # the attempts are ours, they carry an origin
+    ("grpc.use_local_subchannel_pool", 1),  # each channel has its own connection
+    ("grpc.enable_retries", 0),  # the transport retries itself: its retries carry an origin
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # a peer that vanished without a word is found out
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # detects a peer that vanished silently
 ]
 
 
@@ -58,7 +59,8 @@ class GrpcWire:
         token: str = "",
         traceparent: Callable[[], str] | None = None,
     ) -> None:
-        """`traceparent` names the span that a call is made in, "" where there is none."""
+        """`traceparent` is called at each call for the W3C id of the current trace span, "" if
+        there is none."""
         said = {"embstore-client": label, "authorization": f"Bearer {token}" if token else ""}
         self._metadata = tuple((key, value) for key, value in said.items() if value)
         if tls is None:
@@ -73,7 +75,7 @@ class GrpcWire:
         self._is_closed = False
 
     def connected(self, info: ServerInfo) -> None:
-        """Send unary messages that the server takes, with room for a reply's header."""
+        """Note the largest unary message of the server, less room for a reply's header."""
         self._was_connected = True
         limit = info.server.unary_bytes_max if info.server else UNARY_BYTES
         self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)
@@ -84,7 +86,7 @@ class GrpcWire:
         self._channel.close()
 
     def _raise(self, exc: Exception) -> NoReturn:
-        """Raise an error of gRPC as WireError; any other as it is."""
+        """Raise an error of gRPC as a WireError, and any other error unchanged."""
         if isinstance(exc, grpc.RpcError):
             status: Any = exc
             code, text = status.code(), status.details()
@@ -94,13 +96,13 @@ class GrpcWire:
             if error is None and code is grpc.StatusCode.UNAVAILABLE and not self._was_connected:
                 text, error = self._unreached(text)
             raise WireError(code, text or "", error, is_final=is_final) from exc
-        if self._is_closed and not isinstance(exc, EmbstoreError):  # gRPC says so by a ValueError
+        if self._is_closed and not isinstance(exc, EmbstoreError):  # gRPC raises ValueError then
             raise WireError(grpc.StatusCode.CANCELLED, str(exc)) from exc
         raise exc
 
     def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
-        """Return why there is no connection, and the error if no waiting mends it."""
-        from embstore_client.unreached import why_unreached  # ssl is loaded where it is needed
+        """Return why there is no connection, and the error if waiting cannot mend it."""
+        from embstore_client.unreached import why_unreached  # here: it imports ssl
 
         why = why_unreached(self._address, self._tls)
         return str(why) or text, why if isinstance(why, EmbstoreError) else None
@@ -133,7 +135,7 @@ class GrpcWire:
             self._raise(exc)
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Refuse: see `Wire.share_device`."""
+        """Raise the error for memory that is not shared; see `Wire.share_device`."""
         raise rows_not_shared()
 
     @contextmanager
@@ -147,15 +149,15 @@ class GrpcWire:
             try:
                 yield _whole_messages(replies) if verb.has_bulk_reply else replies
             finally:
-                replies.cancel()  # of one that has ended it does nothing
+                replies.cancel()  # has no effect on a call that has ended
         except (grpc.RpcError, ValueError) as exc:
             self._raise(exc)
 
     def _stream(
         self, name: str, framed: Framed, reply_bytes: int, options: dict[str, Any]
     ) -> memoryview:
-        """Send and receive chunks. A side that has one chunk only is called as unary: on the wire
-        it is the same, and gRPC needs no thread or queue for it."""
+        """Send and receive chunks. A side that has only one chunk is called as unary: the bytes
+        sent are the same, and gRPC needs no thread or queue for it."""
         channel = self._channel
         if framed.total_bytes <= frame.CHUNK_BYTES:
             (request,) = framed.chunks()
@@ -172,7 +174,7 @@ class GrpcWire:
     def _method(self, name: str, make: Callable[..., Any]) -> Any:
         place = (name, make.__name__)
         method = self._methods.get(place)
-        if method is None:  # two threads may both make it; either will do
+        if method is None:  # two threads may both make it; either result works
             method = self._methods[place] = make(_SERVICE + name)
         return method
 
@@ -190,7 +192,7 @@ class GrpcWire:
 
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:
-    """Yield the bulk messages that a stream's chunks are the pieces of."""
+    """Yield the bulk messages whose pieces are the chunks of a stream."""
     assembly = Assembly(_REPLY_BYTES_MAX)
     for chunk in chunks:
         assembly.add(chunk)

@@ -1,10 +1,10 @@
-"""The layer of known ids, and tables as they were last seen: the facts that a client needs before
-it sends a command.
+"""The layer of known ids: it replaces table names by ids, and remembers tables as last described.
 
-Ids, dims and seeds do not change, so a table is asked for once. A command that names a table
-without an id is sent with the id that the name had when it was last seen, so that arrays computed
-from its dim or seed are right; where the name is another table's by then, the command is prepared
-and sent once more.
+A client needs some facts of a table before it sends a command. Ids, dims and seeds do not change,
+so a table is requested only once. A command that names a table without an id is sent with the id
+that the name had when it was last described, so that arrays computed from the table's dim or seed
+are right. If the name belongs to another table by now, the command is prepared again and sent once
+more.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ class KnownTables:
         self._seen: dict[str, TableDescription] = {}
 
     def find(self, name: str, table_id: int | None) -> TableDescription:
-        """Return a table as it was last seen; another thread may forget it meanwhile."""
+        """Return a table as it was last seen. Another thread can forget it concurrently."""
         seen = self._seen.get(name)
         if seen is None or (table_id is not None and seen.table_id != table_id):
             seen = self.look_again(name, table_id)
         return seen
 
     def look_again(self, name: str, table_id: int | None) -> TableDescription:
-        """Return a table as it is now."""
+        """Ask the server for a table, and return it as it is now."""
         found = self._ask(c.GetTable(name, table_id))
         self._seen[name] = found
         return found
@@ -54,7 +54,7 @@ class KnownTables:
         self._seen[described.config.name] = described
 
     def forget(self, name: str) -> None:
-        """Forget a table, so that it is asked for again."""
+        """Forget a table, so that it is requested again."""
         self._seen.pop(name, None)
 
     def forget_all(self) -> None:
@@ -62,11 +62,12 @@ class KnownTables:
         self._seen.clear()
 
     def by_id(self, command: C, send: Callable[[C], T]) -> T:
-        """Send a command with the ids of its tables, once more where these are other tables by now.
+        """Send a command with the ids of its tables; retry once if a name belongs to another table
+        by now.
 
         Raises
         ------
-        TableNotFoundError : or any error of `send`.
+        TableNotFoundError : no such table exists. Any other error of `send` is raised, too.
         """
         named = with_tables(command, self._with_id)
         try:
@@ -81,19 +82,19 @@ class KnownTables:
         return send(again)
 
     def _with_id(self, part: Any) -> Any:
-        if getattr(part, "table_id", 0) is not None:  # it is given, or the session's
+        if getattr(part, "table_id", 0) is not None:  # it is given, or known to the session
             return part
         return replace(part, table_id=self.find(part.table, None).table_id)
 
 
 class KnownIds:
-    """The layer: commands go by the ids of their tables."""
+    """The layer: commands are sent with the ids of their tables."""
 
     def __init__(self, tables: KnownTables) -> None:
         self._tables = tables
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call; remember the table that it describes."""
+        """Execute a call. If its answer describes a table, remember the table."""
         command = call.command
         for part in tables_of(command):
             if getattr(part, "table_id", 0) is None:

@@ -1,16 +1,18 @@
-"""The layer of members: this client's knowledge of its places in sessions.
+"""The layer of members: the facts that this client keeps about its members of sessions.
 
-A call of a step may wait for other ranks, so its deadline is the connection's and beyond it the
-session's `rank_timeout_ms`, as the server said when the member joined: a rank that is gone is named
-(RankFailedError) before it passes. Where there are no others, it is the connection's alone: a
-server that is gone is noticed as by any call. A lost call is sent again, since the server knows
-each by member and step.
+A member is the secret by which a rank is known in its calls. A call of a step may wait for other
+ranks. Its deadline is therefore the connection's timeout plus the session's `rank_timeout_ms`, as
+the server returned it when the member joined: if a rank has failed, the server names it
+(RankFailedError) before the deadline passes. In a session of one rank the deadline is the
+connection's timeout alone, so a server that has ended is detected as by any other call. A lost call
+is sent again, since the server identifies each call by member and step.
 
-A session lives in the server's process. The next call after a restart raises SessionExpiredError,
-and has changed nothing; a call that finishes a step, of which an attempt was out when the server
-ended, raises OutcomeUnknownError. No step can be done twice or left out: open the name again, and
-go on after the `last_step` that it has then, the one of the server's last commit. Rows looked up
-and keys announced for later steps are void.
+A session exists only in the server's process. After a restart the next call raises
+SessionExpiredError, and has changed nothing. The exception is a call that finishes a step: if the
+server ended during one of its attempts, it raises OutcomeUnknownError. No step can be applied twice
+or left out: open the session's name again, and continue after the `last_step` that it then has,
+which is the last step of the server's last commit. Rows looked up and keys announced for later
+steps are void.
 """
 
 from collections import Counter
@@ -25,40 +27,40 @@ from embstore_client.call import Below, Call
 
 @dataclass
 class Place:
-    """This client's knowledge of a member."""
+    """The facts that this client keeps about one member."""
 
     rank_timeout_s: float = 0.0
-    """0 for a member that another client has joined, until the server has sent it."""
+    """0 for a member that another client has joined, until the server returns the value."""
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
-    """For each announced and unfinished step how many keys each table has, in announced order."""
+    """The number of keys by table, in announced order, of each announced, unfinished step."""
 
     def finished(self, step: int) -> None:
-        """Forget a step, and those before it: steps are finished in their order."""
-        for number in [n for n in tuple(self.counts) if n <= step]:  # another thread announces
+        """Forget a step, and all steps before it: steps are finished in their order."""
+        for number in [n for n in tuple(self.counts) if n <= step]:  # a copy: threads announce
             self.counts.pop(number, None)
 
 
 class Members:
-    """Deadlines and announced keys of members. One that another client has joined is as good."""
+    """Deadlines and announced keys of members, also of members that another client has joined."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s` is the connection's."""
+        """`timeout_s` is the timeout of the connection."""
         self._timeout_s = timeout_s
         self.places: dict[str, Place] = {}
-        """By member, until it leaves or has expired."""
+        """By member, until the member leaves or its session has expired."""
         self._writes: Counter[str] = Counter()
 
     def timeout_s(self, member: str) -> float:
-        """Return how long a call of a member's step may take."""
+        """Return the timeout of a call for a member's step, in seconds."""
         place = self.places.get(member)
         return self._timeout_s + (place.rank_timeout_s if place is not None else 0.0)
 
     def writes(self, member: str) -> int:
-        """Return how many commands of a member, that are of no step, may have written rows."""
+        """Return how many commands outside of any step of a member may have written rows."""
         return self._writes[member]
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call; forget a member whose session has ended."""
+        """Execute a call. If it shows that a session has ended, forget the member."""
         command: Any = call.command
         if hasattr(command, "members"):
             call.command = replace(command, members=tuple(self.places))
@@ -91,7 +93,7 @@ class Members:
             place.rank_timeout_s = others_ms / 1000
         member, steps = getattr(command, "member", ""), getattr(command, "steps", ())
         if steps:
-            self.places.setdefault(member, place)  # another client may have joined it
+            self.places.setdefault(member, place)  # the member may be joined by another client
         for step in steps:
             place.counts[step.step] = {part.table: len(part.keys) for part in step.tables}
         if command.retry is Retry.STEP:

@@ -1,7 +1,7 @@
-"""Another map for the shards of a cluster, while clients read and write.
+"""Changes the shard map of a cluster while clients read and write.
 
-The program that changes a cluster has a connection to each of its shards, and one place where the
-map is recorded for good. Every change has the same phases (`switch`):
+The program that changes a cluster has a connection to each shard, and one location where the map is
+recorded durably. Every change has the same phases (`switch`):
 
     pause     all shards pause their writes, at one barrier
     prepare   the new map is prepared: a new shard starts at the position of the others (`join`);
@@ -9,18 +9,20 @@ map is recorded for good. Every change has the same phases (`switch`):
     record    the new map is recorded: from here on it is the cluster's
     give      every shard gets it, and takes writes again
 
-A failure before `record` has changed nothing: writes go on. Where the work ends after it, or in the
-middle of it, shards stay paused until `resolve` is called with the map that is recorded, whichever
-that is. A shard that is started again gets it from its starter.
+A failure before `record` changes nothing: writes resume. If the program ends during `record` or
+later, shards stay paused until `resolve` is called with the recorded map, old or new. A shard that
+is restarted gets the map from the process that starts it.
 
-**Partitions are moved in rounds.** Their written rows are copied by scans to shards that do not
-have them yet, where they are not read: first all, then those that were written since, until those
-are few. The last of them are copied while writes are paused. Then the old owner and the new one
-have to have the same leaves of the digest in these partitions, or nothing is moved.
+**Partitions are moved in rounds.** Scans copy their written rows to shards that do not own the
+partitions yet, so no client reads the copies. The first round copies all rows. Each further round
+copies the rows written since the round before, until they are few. The last rows are copied while
+writes are paused. Then the old and the new owner must have equal leaves of the digest in these
+partitions; otherwise nothing is moved.
 
-**The rows left behind.** A shard that gives a partition away keeps its rows, which count for
-nothing: scans leave them out, and digests cover only owned partitions. If the partition comes back
-they are deleted first, since the owner may have deleted some of them meanwhile.
+**Rows that stay at the old owner.** A shard that loses a partition keeps its rows, but they are
+ignored: scans leave them out, and digests cover only owned partitions. If the partition returns to
+that shard, the kept rows are deleted first, since the new owner may have deleted some of them in
+the meantime.
 """
 
 import os
@@ -51,18 +53,19 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.barrier import pause_all, resume_all
 
 FEW_ROWS = 1 << 16
-"""The number of rows written since the last round below which they are copied while writes are
+"""When fewer rows than this were written since the last round, they are copied while writes are
 paused."""
 ROUNDS_MAX = 8
 _LONG_S = 3600.0
-"""The timeout of a call that reads or writes all rows of a shard."""
+"""The timeout in seconds of a call that reads or writes all rows of a shard."""
 LABELS = "embstore-move"
-"""The folder of labels that are kept meanwhile: they push out no other folder's."""
+"""The folder of the labels that a move keeps. Retention counts labels by folder, so these labels
+push out no labels of other folders."""
 
 Record = Callable[[ShardMap], Any]
-"""Records the map for good; after an error it may be recorded or not."""
+"""A function that records the map durably. If it raises, the map may be recorded or not."""
 Report = Callable[[str, int], Any]
-"""Called with the name of the present work, and how many rows were copied."""
+"""A function that is called with the name of the present work, and the number of rows copied."""
 
 
 def switch(
@@ -73,12 +76,12 @@ def switch(
     by: str,
     prepare: Callable[[Barrier], Any] = lambda barrier: None,
 ) -> None:
-    """Have the shards of the map, and those that leave it, change to it at one barrier.
+    """Have all shards adopt a new map at one barrier, also shards that leave with it.
 
     Parameters
     ----------
-    shards : those that have the map before, by number
-    by : the name by which their writes are paused meanwhile
+    shards : the shards of the present map, by number
+    by : the name of the pause during which the map changes
 
     Raises
     ------
@@ -88,7 +91,7 @@ def switch(
     try:
         prepare(barrier)
     except BaseException:
-        with suppress(EmbstoreError):  # `resolve` does it, if a shard is away
+        with suppress(EmbstoreError):  # if a shard is unreachable, `resolve` resumes it
             resume_all(shards, by)
         raise
     record(shard_map)
@@ -96,11 +99,11 @@ def switch(
 
 
 def give(shards: Iterable[Executor], shard_map: ShardMap) -> None:
-    """Give shards a map that is recorded; those that have it keep it.
+    """Give shards a map that is recorded. Shards that have it already, or a newer one, keep theirs.
 
     Raises
     ------
-    EmbstoreError : the error of the first that did not get it; the others have it.
+    EmbstoreError : the error of the first shard that did not get the map; the other shards have it.
     """
     each = [partial(_give, shard, shard_map) for shard in shards]
     with ThreadPoolExecutor(len(each), "embstore-map") as threads:
@@ -116,7 +119,7 @@ def _give(shard: Executor, shard_map: ShardMap) -> None:
 
 
 def resolve(shards: Sequence[Executor], shard_map: ShardMap) -> None:
-    """End an interrupted change: give all shards the map that is recorded, and resume writes.
+    """End an interrupted change: give all shards the recorded map, and resume writes.
 
     Raises
     ------
@@ -134,12 +137,12 @@ def join(
     *,
     by: str,
 ) -> None:
-    """Have new shards receive every command from now on. They have no partition yet.
+    """Have new shards receive every command from now on. They own no partition yet.
 
     Parameters
     ----------
-    joining : stores without rows, served as the shards of the next numbers
-    shard_map : the next one: the same owners, and the addresses of all
+    joining : stores without rows, served as shards with the next free numbers
+    shard_map : the next map: the same owners, and the addresses of all shards
     """
 
     def prepare(barrier: Barrier) -> None:
@@ -159,12 +162,12 @@ def move(
     report: Report = lambda what, rows: None,
     few_rows: int = FEW_ROWS,
 ) -> int:
-    """Give partitions to other shards of the cluster, and return how many rows were copied.
+    """Move partitions to other shards of the cluster, and return how many rows were copied.
 
     Parameters
     ----------
-    shards : all, by number
-    before, shard_map : the map that they have, and the next one, with other owners
+    shards : all shards, by number
+    before, shard_map : the present map, and the next map, with other owners
     """
     moving = Moving(shards, before, shard_map, report)
     try:
@@ -186,15 +189,15 @@ def move(
 
 @dataclass
 class _Source:
-    """A shard that gives partitions away."""
+    """A shard that loses partitions."""
 
     shard: Executor
     to: NDArray[np.int32]
-    """(PARTITIONS,): the shard that each goes to; -1: it does not."""
+    """The next owner of each partition, (PARTITIONS,); -1: the partition does not move."""
     label: str = ""
     """The label of the last round."""
     copied: set[int] = field(default_factory=set)
-    """Tables that have been copied as they were at that label."""
+    """Ids of the tables that were copied, in their state at that label."""
 
 
 class Moving:
@@ -221,10 +224,10 @@ class Moving:
             to = np.where(leaves, owners[1], np.int32(-1))
             self._sources.append(_Source(shards[number], to))
         self.rows = 0
-        """Copied so far."""
+        """The number of rows copied so far."""
 
     def copy(self) -> int:
-        """Copy rows written since the last round, at first all; return how many rows."""
+        """Copy the rows written since the last round, at first all rows; return their number."""
         self._rounds += 1
         before = self.rows
         for source in self._sources:
@@ -232,7 +235,7 @@ class Moving:
             source.shard.execute(c.Checkpoint(label, {}), timeout_s=_LONG_S)
             copied = set()
             for table in source.shard.execute(c.ListTables()):
-                with suppress(TableNotFoundError):  # it is being made, or dropped
+                with suppress(TableNotFoundError):  # it is being created or dropped
                     self._copy(source, table, label)
                     copied.add(table.table_id)
             self._drop(source)
@@ -240,19 +243,19 @@ class Moving:
         return self.rows - before
 
     def digest(self) -> None:
-        """Have the shards compute the leaves of their partitions: while writes are paused, only
-        leaves of blocks are computed that have changed since."""
+        """Have the shards compute the digest leaves of their partitions in advance. Then only the
+        leaves of blocks that have changed since must be computed while writes are paused."""
         self._report("leaves are computed", self.rows)
         giving = [source.shard for source in self._sources]
         taking = {n for source in self._sources for n in np.unique(source.to[source.to >= 0])}
         for shard in (*giving, *(self._shards[number] for number in sorted(taking))):
             for table in shard.execute(c.ListTables()):
-                with suppress(TableNotFoundError):  # it is dropped meanwhile
+                with suppress(TableNotFoundError):  # it has been dropped since
                     digest = c.GetDigest(table.config.name, table.table_id)
                     shard.execute(digest, timeout_s=_LONG_S)
 
     def finish(self) -> None:
-        """Copy the rest, while writes are paused."""
+        """Copy the rows that remain, while writes are paused."""
         self._report("writes are paused", self.rows)
         for source in self._sources:
             for table in source.shard.execute(c.ListTables()):
@@ -291,7 +294,7 @@ class Moving:
                 self._report(f"table {name!r} is copied", self.rows)
 
     def _delete_stale(self, source: _Source, table: TableDescription) -> None:
-        """Delete old rows that shards still have in partitions that come back to them."""
+        """Delete the old rows that shards still store in partitions that return to them."""
         config = table.config
         for shard in np.unique(source.to[source.to >= 0]).tolist():
             there, name = self._shards[shard], config.name
@@ -306,11 +309,11 @@ class Moving:
             self._shards[shard].execute(c.DeleteRows(part, moved=True))
 
     def compare(self, tables: Sequence[TableDescription]) -> None:
-        """Compare the leaves of all partitions that move, at the old owner and at the new one.
+        """Compare the digest leaves of all moving partitions at their old and their new owner.
 
         Raises
         ------
-        EmbstoreError : they differ.
+        EmbstoreError : the leaves differ.
         """
         self._report("leaves are compared", self.rows)
         for table in tables:
@@ -336,8 +339,8 @@ class Moving:
         return arriving
 
     def close(self) -> None:
-        """Drop the labels that were kept for it; labels on a shard that is away are pushed out by
-        later ones."""
+        """Drop the labels that this object has kept. A label on an unreachable shard is pushed out
+        by later labels."""
         for source in self._sources:
             with suppress(EmbstoreError):
                 self._drop(source)
@@ -349,7 +352,7 @@ class Moving:
 
 
 def _taking(to: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield the shards that keys go to, and which do."""
+    """Yield each shard that gets some of the keys, with a mask of its keys."""
     for shard in np.unique(to[to >= 0]).tolist():
         yield shard, to == shard
 
@@ -357,7 +360,7 @@ def _taking(to: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
 def _hashes(
     shard: Executor, table: TableDescription, wanted: NDArray[np.bool_]
 ) -> dict[int, bytes]:
-    """Return a hash of the leaves of each wanted partition that has any."""
+    """Return a hash of the digest leaves of each wanted partition that has any."""
     hashes: dict[int, Any] = {}
     config = table.config
     for records in _leaves(shard, table):

@@ -1,16 +1,17 @@
-"""The layer of unique keys for a link that is slower than the machine.
+"""The layer of unique keys for a link that is slower than the machine: two bytes per value.
 
-Keys travel in ascending order, as deltas (`embstore_proto.deltas`), each once; rows, gradients and
-counts in the order of the keys. Gradients are summed by key in float32 first, as ever (rule 2), and
-the sums are rounded (`embstore_proto.narrow`); gradients of bags and of a step are rounded as they
-are. The server widens them, and then treats them as gradients that were given so.
+Each unique key is sent once. Keys are sent in ascending order, as deltas (`embstore_proto.deltas`);
+rows, gradients and counts in the order of the keys. Gradients are first summed by key in float32,
+as always (rule 2), and then the sums are rounded (`embstore_proto.narrow`). Gradients of bags and
+of a step are rounded without a sum. The server widens them to float32, and then treats them like
+gradients that were passed with these values.
 
-An error that names a key may name another of several bad ones than it would without: the server
-looks at them in ascending order.
+If several keys are bad, an error may name another one than it would with float32: the server checks
+keys in ascending order.
 
-A finite gradient that is rounded to infinity would silently change the caller's gradient, so it is
-refused, and the call is not sent. A gradient that was not finite stays so, for the server to refuse
-or to skip.
+A finite gradient that is rounded to infinity would silently change the caller's gradient. Such a
+gradient is refused, and the call is not sent. A gradient that was not finite stays so, and the
+server refuses or skips it.
 """
 
 from dataclasses import replace
@@ -30,7 +31,7 @@ from embstore_proto import deltas, narrow
 
 
 class Narrow(Unique):
-    """The layer: rows and gradients of two bytes a value, also where memory is shared."""
+    """The layer: rows and gradients have two bytes per value, even where memory is shared."""
 
     def __init__(self, dtype: str) -> None:
         """`dtype` is "float16" or "bfloat16"."""
@@ -38,10 +39,10 @@ class Narrow(Unique):
         self._dtype = dtype
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call, whose arrays are the host's.
+        """Execute a call whose arrays are on the host.
 
-        Raises InvalidArgumentError: a finite gradient, or sum of gradients, is too large for the
-        dtype; the server says that it knows no such arrays.
+        Raises InvalidArgumentError if a finite gradient, or a sum of gradients, is too large for
+        the dtype, or if the server does not accept arrays of this dtype.
         """
         answer = super().__call__(call, below)
         if isinstance(answer, ServerInfo) and not {self._dtype, "int64_delta"} <= {
@@ -54,7 +55,7 @@ class Narrow(Unique):
         return answer
 
     def keys(self, part: TableKeys) -> tuple[TableKeys, Inverse]:
-        """Return the keys of a table as they are sent, and the way back."""
+        """Return the keys to send, and the index of each original key among them."""
         ascending, inverse = _ascending(part.keys)
         is_shorter, counts = len(ascending) < len(part.keys), None
         if is_shorter or part.counts is not None:
@@ -66,7 +67,7 @@ class Narrow(Unique):
         return sent, None if is_same else inverse
 
     def gradients(self, part: Any) -> Any:
-        """Return gradients rounded, those by key as one sum for each."""
+        """Return gradients rounded; gradients by key as one sum per key."""
         if not hasattr(part, "gradients"):
             return part
         if not hasattr(part, "bags"):
@@ -91,7 +92,8 @@ def _ascending(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
 
 
 def _sent(ascending: Keys) -> Any:
-    """Return keys as they travel: a negative one, which the server refuses, as it is."""
+    """Return keys in the form in which they are sent. If one is negative they are sent unencoded,
+    and the server refuses them."""
     if len(ascending) and ascending[0] < 0:
         return ascending
     return deltas.encode(ascending)

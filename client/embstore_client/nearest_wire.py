@@ -1,12 +1,13 @@
-"""The nearest way to a server: shared memory where it is on this host, else gRPC.
+"""The nearest transport to a server: shared memory if the server is on this host, else gRPC.
 
-A server gives the path of its socket in its GetServerInfo. The way is taken if the process that
-greets there is the one that gave the path, and takes this caller: a socket at the same path of
-another host, or of another server, is not it. A call that does not fit through (a header of some
-hundred KiB, a segment for which the server has no memory) goes by gRPC.
+A server returns the path of its socket in its GetServerInfo. Shared memory is used if the process
+that answers at that path is the server that returned it, and accepts this caller. A socket at the
+same path on another host, or of another server, is thereby excluded. A call that does not fit into
+shared memory is sent by gRPC: its header has some hundred KiB, or the server has no memory for its
+segment.
 
-When the shared memory is lost, as with a restart of the server, calls go by gRPC, which waits until
-the server is there again; then its socket is looked for once more.
+When the shared-memory connection is lost, for example because the server restarts, calls are sent
+by gRPC, which waits until the server is back. Then the client looks for the socket once more.
 """
 
 import threading
@@ -29,16 +30,16 @@ from embstore_proto.received import Received
 from embstore_proto.verbs import VERBS, Verb
 
 _APART_S = 1.0
-"""Seconds between two looks for the socket."""
+"""Minimum seconds between two attempts to find the socket."""
 _LOOK_S = 5.0
 _HEADER_BYTES_MAX = 512 << 10
 
 
 class NearestWire:
-    """Both ways to one server."""
+    """Both transports to one server."""
 
     def __init__(self, grpc: GrpcWire, *, must_share: bool, **options: Any) -> None:
-        """`must_share`: the caller has asked for shared memory, and gets an error without it;
+        """`must_share`: the caller has asked for shared memory, and gets an error without it.
         `options` are the arguments of SharedMemoryWire."""
         self._grpc = grpc
         self._options = options
@@ -50,7 +51,7 @@ class NearestWire:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether calls go through shared memory now."""
+        """Whether calls use shared memory now."""
         return self._shared is not None
 
     def connected(self, info: ServerInfo) -> None:
@@ -87,7 +88,7 @@ class NearestWire:
             )
 
     def _look_again(self, deadline: float) -> None:
-        """Look for the socket of a server that was restarted, no longer than the call may take."""
+        """Look for the socket of a server that was restarted, at most until the call's deadline."""
         if not self._is_lost or monotonic() - self._looked < _APART_S:
             return
         self._looked = monotonic()
@@ -105,7 +106,7 @@ class NearestWire:
         return self._grpc if shared is None or len(header) > _HEADER_BYTES_MAX else shared
 
     def _note(self, wire: Wire, exc: WireError) -> None:
-        """Take note that a connection was lost."""
+        """If the error shows that shared memory was lost, use gRPC from now on."""
         if isinstance(wire, SharedMemoryWire) and exc.error is None:
             if exc.code is StatusCode.UNAVAILABLE and self._shared is wire:
                 self._shared, self._is_lost = None, True
@@ -134,8 +135,8 @@ class NearestWire:
             raise
 
     def _sharing(self, header: bytes, deadline: float) -> Wire:
-        """Return the wire of a call that needs shared memory; raise WireError while that is lost,
-        and may come back."""
+        """Return the connection for a call that needs shared memory. If shared memory was lost, and
+        may still be re-established, raise WireError."""
         wire = self._wire(header, deadline)
         if wire is self._grpc and self._is_lost:
             lost = "the shared-memory connection to the server was lost; reconnecting"
@@ -165,7 +166,7 @@ class NearestWire:
             raise
 
     def close(self) -> None:
-        """End both."""
+        """Close both transports."""
         if self._shared is not None:
             self._shared.close()
         self._grpc.close()

@@ -1,23 +1,25 @@
-"""The mutating calls of a client: their numbers, and the state of the store that it had seen.
+"""The mutating calls of a client: their sequence numbers, and the store's state as last seen.
 
-Each mutating call has a sequence number of its own, under which the server remembers its answer.
-The server keeps the newest `calls_max` answers, so no call begins that would push an open one out.
+Each mutating call has a sequence number, under which the server remembers its answer. The server
+keeps the newest `calls_max` answers. A new call therefore waits as long as it would push the answer
+of an unfinished call out of this window.
 
-**Epoch.** A restore, or a crash that lost commands, begins another epoch of the store: rows and t
-that this client has seen are void, and so are gradients computed from them. The client therefore
-keeps the epoch it first saw, not the newest, and sends it with every mutating call; the server
-refuses one of another epoch, and the caller gets that error once. From then on the client uses the
-new epoch. A restore of its own is no surprise, nor is a promotion: the standby has all that this
-client has seen there.
+**Epoch.** A restore, or a crash that lost commands, begins another epoch of the store. Rows and t
+that this client has read are then void, and so are gradients computed from them. The client
+therefore keeps the epoch that it saw first, not the newest, and sends it with every mutating call.
+The server refuses a call of another epoch, and the caller gets that error once. From then on the
+client uses the new epoch. A restore by this client itself raises no such error. Neither does a
+promotion, because the standby has all commands that this client has seen.
 
-A call that reads rows or t raises the error as well, once, by the epoch of its reply. The thread
-that has read that the old rows are void may not be the one that sends gradients computed from them:
-so the next mutating call is refused all the same, unless the client has restored in between.
+A call that reads rows or t raises the error as well, once, if its reply has a newer epoch. The
+thread that learns from its read that the old rows are void may not be the thread that sends
+gradients computed from them. Therefore the next mutating call is refused all the same, unless the
+client has restored in between.
 
-**Store.** An address may come to serve another directory. Table ids begin alike in all of them, so
-the store's id is sent with mutating calls, and compared in their replies.
+**Store.** An address can later serve another directory. Table ids start at the same number in every
+store, so the store's id is sent with mutating calls, and compared in their replies.
 
-Any thread.
+All methods can be called from any thread.
 """
 
 import os
@@ -43,9 +45,9 @@ class Origins:
         self._open: set[int] = set()
         self._store_id = ""
         self._instance = ""
-        self._epoch = 0  # 0: not known; the next reply has it
-        self._read_epoch = 0  # the same, of rows and t that were read
-        self._beginning = 0  # restores and promotions of this client, under way
+        self._epoch = 0  # 0: unknown; it is taken from the next reply
+        self._read_epoch = 0  # the epoch of rows and t that were read; 0: unknown
+        self._beginning = 0  # the number of running restores and promotions of this client
 
     def connected(self, info: ServerInfo) -> None:
         """Check the store's id, and note the server's limits and state."""
@@ -55,7 +57,7 @@ class Origins:
         self.knows(info.context)
 
     def knows(self, context: Context) -> None:
-        """Take note of the state that a reply was of; refuse one of another store."""
+        """Note the state of the store in a reply; refuse a reply of another store."""
         with self._lock:
             self._note(context)
 
@@ -71,9 +73,9 @@ class Origins:
             )
 
     def read(self, context: Context) -> None:
-        """Take note of the state that rows or t are of; raise OutcomeUnknownError, once, where
-        earlier ones are of an epoch that has ended."""
-        with self._lock:  # once: another thread may begin anew with the epoch of the next reply
+        """Note the state of the store to which rows or t belong. Raise OutcomeUnknownError, once,
+        if rows or t that were read earlier belong to an epoch that has ended."""
+        with self._lock:  # raise once: another thread may already use the next reply's epoch
             self._note(context)
             before, is_newer = self._read_epoch, context.epoch > self._read_epoch
             if not is_newer or self._beginning:
@@ -86,15 +88,16 @@ class Origins:
         )
 
     def placed(self, context: Context) -> None:
-        """Take note of the state that a session was opened in, whose place shows what was kept."""
+        """Note the state of the store in which a session was opened; the session's resume position
+        shows which of its steps were kept."""
         with self._lock:
             self._note(context)
             self._read_epoch = max(self._read_epoch, context.epoch)
 
     @contextmanager
     def beginning_epoch(self) -> Iterator[None]:
-        """Send a restore or a promotion of this client, whose calls are not surprised by its epoch
-        meanwhile."""
+        """Accept a new epoch during the block, in which this client sends a restore or a promotion:
+        its calls raise no error about that epoch."""
         with self._lock:
             self._beginning += 1
         try:
@@ -109,8 +112,8 @@ class Origins:
             self._epoch = self._read_epoch = epoch
 
     def promoted(self, epoch: int) -> None:
-        """Use the epoch of a promotion of this client, unless the store has begun others since the
-        one that is known here: in those, commands were lost."""
+        """Use the epoch of a promotion by this client. Other epochs may have begun since the epoch
+        that this client knows, and commands were lost then: in that case keep the known epoch."""
         with self._lock:
             if epoch == self._epoch + EPOCH_STEP:
                 self._epoch = epoch
@@ -118,7 +121,7 @@ class Origins:
                 self._read_epoch = epoch
 
     def begin(self, deadline: float) -> Origin:
-        """Return the origin of a new call, once the server will remember it."""
+        """Return the origin of a new call, as soon as the server has room to remember it."""
         with self._room:
             if not self._room.wait_for(self._has_room, deadline - monotonic()):
                 raise DeadlineError(

@@ -1,7 +1,7 @@
-"""The ends of the chain: how large a call may be, and a call as a message that is sent.
+"""Both ends of the chain of layers: the limit on a call's size, and a call as a message.
 
 A call that is too large is refused before its keys are made unique: whether it is accepted must not
-depend on where the store is.
+depend on whether the store is embedded or served.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _BEGIN_EPOCH = {one for one in COMMANDS.values() if Trait.BEGINS_EPOCH in one.tr
 
 
 class Sized:
-    """The layer: arrays of a call, results included, are not too large."""
+    """The layer that refuses a call if its arrays, including its results, are too large."""
 
     def __init__(self, transport: Transport, config_of: ConfigOf) -> None:
         self._transport, self._config_of = transport, config_of
@@ -36,14 +36,14 @@ class Sized:
 
 
 class Sent:
-    """The end of the chain: a call is sent, and answered."""
+    """The end of the chain: it sends a call, and returns its answer."""
 
     def __init__(self, transport: Transport, config_of: ConfigOf, wire_dtype: str) -> None:
         self._transport, self._config_of, self._wire_dtype = transport, config_of, wire_dtype
         self._value_bytes = NARROW_BYTES if wire_dtype in NARROW else VALUE_BYTES
 
     def __call__(self, call: Call) -> Any:
-        """Execute a call by the server."""
+        """Have the server execute a call."""
         command, transport = call.command, self._transport
         verb = VERBS[type(command).__name__]
         request = verb.outgoing(command, call.message, rows_dtype=self._wire_dtype)
@@ -61,7 +61,7 @@ class Sent:
             size = reply_bytes(command, self._config_of)
         if command.reads is Reads.ROWS:
             size = size * self._value_bytes // VALUE_BYTES
-        size = max(size, int(verb.is_streamed))  # of a step that there are rows at all
+        size = max(size, int(verb.is_streamed))  # for a step's rows: not 0, there are rows
         send = transport.begin_epoch if type(command) in _BEGIN_EPOCH else transport.send
         answer = send(verb, request, reply_bytes=size, timeout_s=seconds, map_version=version)
         return answer.value

@@ -1,13 +1,13 @@
 """Calls to a server of this host, through memory that it shares.
 
-`embstore_proto.shared_memory` describes the frames. A connection has one call at a time, so the
-wire has as many as calls are under way, and as results whose arrays are in use: NumPy sees the
-shared-memory segment that the server has written rows into, and the connection is free again when
-the last array of a result is gone. A caller that keeps more than RESULTS_MAX results, or
-RESULTS_BYTES_MAX, gets further ones copied.
+`embstore_proto.shared_memory` describes the frames. A connection carries one call at a time. So
+there is one connection per running call, and one per result whose arrays are in use: NumPy reads
+the shared-memory segment itself into which the server wrote the rows. The connection is free again
+when the last array of the result is deleted. If a caller keeps more than RESULTS_MAX results, or
+RESULTS_BYTES_MAX bytes, further results are copied.
 
-A call that is given up ends its connection, by which the server learns it. Another process that was
-forked has none of them.
+Aborting a call closes its connection, and thereby notifies the server. A forked process cannot use
+the connections of its parent.
 """
 
 import mmap
@@ -67,7 +67,7 @@ class SharedMemoryWire:
         token: str = "",
         traceparent: Callable[[], str] | None = None,
     ) -> None:
-        """`traceparent` names the span that a call is made in, "" where there is none."""
+        """`traceparent` returns the id of the current trace span, "" if there is none."""
         self._path = Path(os.path.abspath(path))
         self._hello = frames.hello(f"Bearer {token}" if token else "", label)
         self.traceparent = traceparent
@@ -76,17 +76,17 @@ class SharedMemoryWire:
         self._lock = threading.Lock()
         self._is_closed = False
         self.process = ""
-        """The process id of the server to which the newest connection is."""
+        """The process id of the server at the other end of the newest connection."""
         self.copies = Copies()
         """The counts of results that were copied out of shared memory."""
         self.results: set[int] = set()
         """The ids of the loans of results whose arrays are in use."""
 
     def connected(self, info: ServerInfo) -> None:
-        """Nothing depends on it."""
+        """Do nothing: this transport does not depend on the server's facts."""
 
     def close(self) -> None:
-        """End the connections; calls that run are cut off. Arrays of results stay as they are."""
+        """Close the connections and interrupt running calls. Arrays of results stay valid."""
         with self._lock:
             self._is_closed = True
             connections = tuple(self._open)
@@ -95,7 +95,7 @@ class SharedMemoryWire:
         self.retire()
 
     def retire(self) -> None:
-        """Begin no further call; those that run go on."""
+        """Begin no further call. Running calls continue."""
         self._is_closed = True
         while (connection := self._free.take(on_device=True)) is not None:  # of any kind
             self.forget(connection)
@@ -119,7 +119,7 @@ class SharedMemoryWire:
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Map the memory of the server's GPU; see `Wire.share_device`."""
-        device_segment.opened_gpu()  # or it is missing, before the server is asked for memory
+        device_segment.opened_gpu()  # so that a missing CuPy fails before memory is requested
         with self._call(deadline, on_device=True) as call:
             call.share_device(name)
 
@@ -133,7 +133,7 @@ class SharedMemoryWire:
             call.send(verb, header, None, 0, map_version)
             yield self._messages(verb, call)
         finally:
-            call.give_up()  # of one that has ended it does nothing
+            call.give_up()  # has no effect on a call that has ended
 
     @staticmethod
     def _messages(verb: Verb, call: "_Call") -> Iterator[bytes | Received]:
@@ -169,24 +169,24 @@ class SharedMemoryWire:
         raise WireError(StatusCode.CANCELLED, "the connection was closed")
 
     def release(self, connection: "_Connection", *, is_whole: bool) -> None:
-        """Take a connection back, whose result is not used any more. Any thread, at any moment."""
+        """Take back a connection whose result is no longer used. Any thread, at any moment."""
         if not is_whole or self._is_closed or not self._free.add(connection):
             self.forget(connection)
 
     def forget(self, connection: "_Connection") -> None:
-        """End a connection."""
+        """Close a connection."""
         self._open.discard(connection)
         connection.close()
 
 
 class _Loan:
-    """A connection while a call, or an array of its result, uses it. The last user releases it, on
+    """A connection in use by a call, or by an array of its result. The last user releases it, in
     any thread."""
 
     def __init__(self, wire: SharedMemoryWire, connection: "_Connection") -> None:
         self.wire, self.connection = wire, connection
         self.is_whole = False
-        """The call has ended as it should: another may follow."""
+        """Whether the call has ended properly, so that the connection can carry another one."""
 
     def __del__(self) -> None:
         self.wire.results.discard(id(self))
@@ -194,7 +194,7 @@ class _Loan:
 
 
 class _Result:
-    """Lends NumPy a part of a segment, and keeps the loan that it belongs to."""
+    """A part of a segment, for NumPy to read in place. It keeps its loan alive."""
 
     def __init__(self, loan: _Loan, segment: NDArray[np.uint8], begin: int, size: int) -> None:
         self.own = loan, segment
@@ -215,12 +215,12 @@ class _Call:
         self._loan: _Loan | None = _Loan(wire, connection)
         self._connection = connection
         self._on_device: DeviceMessage | None = None
-        """Arrays of the call, and its rows, are in a GPU's memory."""
+        """The message of a call whose arrays and rows are in a GPU's memory; None: another call."""
 
     def send(
         self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int, map_version: int
     ) -> None:
-        """Write the payload where the server reads it, and ask."""
+        """Write the payload where the server reads it, and send the request."""
         connection, payload, offset = self._connection, b"", None
         size, front = 0 if message is None else message.payload_bytes, []
         if isinstance(message, DeviceMessage):
@@ -249,11 +249,11 @@ class _Call:
         connection.send([*front, *asked], self._deadline)
 
     def share_device(self, name: str | None) -> None:
-        """Map a segment of the GPU, of the least size if there is none."""
+        """Map a segment of the GPU; one of the minimum size if there is none yet."""
         self._connection.device_segment_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
-        """Return the next message of the answer, and whether it is the last."""
+        """Return whether the next message of the answer is the last, and the message."""
         connection = self._connection
         kind, body = connection.receive(self._deadline)
         while kind in (Kind.SEGMENT, Kind.DEVICE_SEGMENT):
@@ -263,7 +263,7 @@ class _Call:
                 connection.take_device_segment(body)
             kind, body = connection.receive(self._deadline)
         if kind == Kind.ERROR:
-            if connection.segment_bytes:  # whether the server still has it is unknown
+            if connection.segment_bytes:  # it is unknown whether the server still has the segment
                 self.give_up()
             self.end()
             raise _error_of(frames.refusal_of(body))
@@ -289,7 +289,7 @@ class _Call:
         return answer.is_last, Received(answer.header, view.data)
 
     def _rows(self, message: DeviceMessage) -> OnDevice:
-        """Return the rows of an answer, which keep the connection unless they are copied."""
+        """Return the rows of an answer. Unless they are copied, they keep the connection in use."""
         wire, loan, segment = self._wire, self._loan, self._connection.device.segment
         assert segment is not None
         kept = len(wire.results)
@@ -315,14 +315,14 @@ class _Call:
             self._loan = None
 
     def give_up(self) -> None:
-        """End the connection, unless the call has ended."""
+        """Close the connection, unless the call has ended."""
         if self._loan is not None:
             self._connection.cut_off()
             self._loan = None
 
 
 class _Connection:
-    """A socket, and the segment that goes with it. One thread at a time, but for `cut_off`."""
+    """A socket and its segment. One thread at a time, except for `cut_off`."""
 
     def __init__(self, path: Path, deadline: float) -> None:
         self.segment: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -344,11 +344,11 @@ class _Connection:
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes of the segment that the server has now."""
+        """Size of the server's present segment in bytes."""
         return len(self.segment)
 
     def greeted(self, hello: bytes) -> str:
-        """Take the server's greeting, and answer it; return the id of its process."""
+        """Receive the server's greeting, and answer it; return the id of its process."""
         kind, body = self.receive(self._deadline)
         if kind != Kind.GREETING:
             raise WireError(StatusCode.INTERNAL, "no greeting came: is it an embstore server?")
@@ -357,26 +357,26 @@ class _Connection:
         return process
 
     def is_fresh(self) -> bool:
-        """Whether the server has not ended it since its last call. A connection that was just used
-        is not checked, as a check costs as much as to send it a call."""
+        """Whether the server has kept the connection open since its last call. A connection that
+        was just used is not checked, as a check costs as much as sending a call."""
         if monotonic() - self._used_at < _FRESH_S:
             return True
         try:
             self._wait_at_most(0.0)  # with a time-out Python would wait for something to read
             self._socket.recv(1, socket.MSG_PEEK)
-            return False  # its end, or bytes that were not asked for
+            return False  # the connection was closed, or has bytes that were not asked for
         except BlockingIOError:
             return True
         except OSError:
             return False
 
     def ask_for(self, size: int, deadline: float) -> None:
-        """Have a segment of at least `size` bytes in place of the one before."""
+        """Replace the segment by one of at least `size` bytes."""
         self.segment = np.empty(0, np.uint8)  # the server frees it, even if it refuses
         self.take_segment(frames.segment_of(self._asked_for(frames.segment(size), deadline)))
 
     def device_segment_of(self, size: int, deadline: float, name: str | None = None) -> OpenSegment:
-        """Return the GPU's segment if it has `size` bytes, else a new one in its place."""
+        """Return the GPU's segment if it has `size` bytes; otherwise replace it first."""
         segment = self.device.segment
         if segment is None or segment.byte_count < size:
             self.device.close()
@@ -394,12 +394,12 @@ class _Connection:
         return body
 
     def take_device_segment(self, body: bytes, name: str | None = None) -> OpenSegment:
-        """Open the GPU's memory whose handles have come, with its tether."""
+        """Open the GPU's memory whose handles and tether have arrived."""
         tether, self._descriptor = self._descriptor, -1
         return self.device.take(body, tether, name)
 
     def take_segment(self, size: int) -> None:
-        """Map the segment whose descriptor has come."""
+        """Map the segment whose descriptor has arrived."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             raise EmbstoreError("expected a descriptor of shared memory, found none")
@@ -422,8 +422,8 @@ class _Connection:
         """Return the result of a socket's call, by a deadline; `late` is the error's text if it
         fails.
 
-        To set a time-out is a call of the system itself; so it is set where it changes, which it
-        does for the last second alone, and the time is looked at in between.
+        Setting a time-out is itself a system call, so it is set only when it changes, which is in
+        the last second. Until then the clock is read after each time-out.
         """
         while True:
             left = deadline - monotonic()
@@ -475,7 +475,7 @@ class _Connection:
 
     def cut_off(self) -> None:
         """Wake another thread that waits for the connection, with an error. Any thread."""
-        if os.getpid() == self._process:  # of a fork it is the parent's, too
+        if os.getpid() == self._process:  # in a forked child the socket is the parent's, too
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -487,7 +487,7 @@ class _Connection:
 
 
 class NoSharedMemoryError(WireError):
-    """The server shares no more memory now; nothing was asked of it yet."""
+    """The server shares no more memory now. The call has not been sent yet."""
 
     def __init__(self, refused: WireError) -> None:
         super().__init__(refused.code, refused.text, refused.error)

@@ -1,13 +1,15 @@
-"""The layer of unique keys: keys and gradients as a client prepares them to be sent.
+"""The layer of unique keys: it prepares keys and gradients to be sent.
 
-Keys travel once each, and gradients as sums: of a Zipf batch that is a third of the bytes. The sums
-follow the contract (rule 2), by the same `embstore.arithmetic` as the engine's; a sum of one is
-itself, so the server may sum again, and does not trust it. Keys stay in the order of their first
-occurrence, so that an error names the key it would name in the embedded store. Where memory is
-shared that costs more than it saves, and all is sent as it is.
+Each unique key is sent once, and gradients as one sum per key; for a Zipf batch that is a third of
+the bytes. The sums follow the contract (rule 2), computed by the same `embstore.arithmetic` as in
+the engine. The server does not trust the client and sums again, which changes nothing: the sum of
+one gradient is itself. Keys stay in the order of their first occurrence, so that an error names the
+same key as in an embedded store. With shared memory this would cost more than it saves, and
+everything is sent unchanged.
 
-How many times a key occurs in the call is sent with it, for the statistics by access. On the way up
-rows are given to the keys of the call, in the caller's outputs.
+The number of occurrences of each key is sent with it, for the statistics by access. When the answer
+returns through this layer, rows are copied to the positions of the call's keys, in the caller's
+outputs.
 """
 
 from collections.abc import Sequence
@@ -27,35 +29,36 @@ from embstore_client.wire import Wire
 from embstore_proto.frame import Computed
 
 _SAMPLE_KEYS = 4096
-"""How many of a call's first keys are examined. Where rows are popular some of these are repeated:
-in a Zipf batch (1.05, two million rows) 1,900 are. Where none is, a repeated key later costs its
-bytes once more; to make 262,144 keys unique takes a tenth of the time of their lookup."""
+"""How many of a call's first keys are examined. If rows are popular, some of these keys are
+repeated: 1,900 of them in a Zipf batch (1.05, two million rows). If none is repeated, all keys are
+sent, and a key that is repeated further on costs its bytes twice. Making 262,144 keys unique takes
+a tenth of the time of their lookup."""
 
 Inverse = NDArray[np.int32] | None
-"""Which of the keys that are sent each key of the call is; None: each is itself."""
+"""For each key of a call, its index among the sent keys; None: all keys are sent."""
 
 
 class Unique:
-    """The layer: each key once, and one sum for each."""
+    """The layer: each key is sent once, with one sum of gradients."""
 
     def __init__(self, wire: Wire | None) -> None:
-        """`wire` may share memory, and keys are not made unique then; None: they always are."""
+        """While `wire` shares memory, keys are not made unique; None: they always are."""
         self._wire = wire
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call, whose arrays are the host's."""
+        """Execute a call whose arrays are on the host."""
         inverses: list[Inverse] = []
         if self._wire is None or not self._wire.shares_memory:
             given = call.command
             call.command, inverses = self.less(given)
             if call.command is not given:
-                call.reply_bytes = None  # it reads fewer rows
+                call.reply_bytes = None  # to be computed again: fewer rows are read
         answer = below(call)
         return _spread(answer, inverses, call.out) if inverses or call.out else answer
 
     def less(self, command: Command[Any]) -> tuple[Command[Any], list[Inverse]]:
-        """Return a command with less to send, and for each table whose rows it reads by their keys
-        the way back to these."""
+        """Return a command with less to send. Also return, for each table from which it reads rows
+        by key, the index of each original key among the keys that are sent."""
         inverses: list[Inverse] = []
         if command.reads is Reads.NOTHING:
             return with_tables(command, self.gradients), inverses
@@ -69,7 +72,7 @@ class Unique:
         return part
 
     def keys(self, part: TableKeys) -> tuple[TableKeys, Inverse]:
-        """Return the keys of a table as they are sent, and the way back."""
+        """Return the keys to send, and the index of each original key among them."""
         keys, inverse = once_each(part.keys)
         if inverse is None:
             return part, None
@@ -79,7 +82,7 @@ class Unique:
         return TableKeys(part.table, part.table_id, keys, counts), inverse
 
     def gradients(self, part: Any) -> Any:
-        """Return gradients by key as one sum for each, computed where they are sent from."""
+        """Return gradients as one sum per key, computed when the message is written."""
         if not hasattr(part, "gradients") or hasattr(part, "bags"):
             return part
         keys, inverse = once_each(part.keys)
@@ -93,7 +96,7 @@ class Unique:
 
 
 def once_each(keys: Keys) -> tuple[Keys, Inverse]:
-    """Return the keys of a call, each once, and the way back."""
+    """Return the unique keys of a call, and the index of each original key in them."""
     if len(keys) < 2 or (len(keys) >= 2 * _SAMPLE_KEYS and _seem_unique(keys)):
         return keys, None
     unique_keys, inverse = unique(keys)
@@ -101,7 +104,7 @@ def once_each(keys: Keys) -> tuple[Keys, Inverse]:
 
 
 def _seem_unique(keys: Keys) -> bool:
-    """Guess from the first of many keys that it is not worth while to look for repeated ones."""
+    """Guess from the first of many keys whether it is not worth looking for repeated ones."""
     sample = keys[:_SAMPLE_KEYS]
     return len(unique(sample)[0]) == len(sample)
 
@@ -109,8 +112,8 @@ def _seem_unique(keys: Keys) -> bool:
 def accesses(
     given: AccessCounts | None, inverse: NDArray[np.int32], count: int
 ) -> AccessCounts | None:
-    """Return how many accesses each of `count` unique keys stands for, from the accesses of the
-    call's keys; None: too many to be sent as one."""
+    """Return the number of accesses of each of `count` unique keys, from the accesses of the call's
+    keys; None: a number is too large to be sent as one count."""
     if given is None:
         return np.bincount(inverse, minlength=count).astype(np.uint32)
     sums = np.zeros(count, np.int64)
@@ -119,15 +122,15 @@ def accesses(
 
 
 def _spread(read: RowsRead, inverses: Sequence[Inverse], out: Any) -> RowsRead:
-    """Return rows of the keys of a call, from the rows of the keys that were sent, in `out`, which
-    may not fit, as a table may be another one by now."""
+    """Return the rows of the keys of a call, from the rows of the keys that were sent. They are
+    written to `out`, which is checked first: the table may be another one by now."""
     came = [(t.table, rows) for t in read.tables for rows in (t.rows, t.state) if rows is not None]
     ways = list(inverses) or [None] * len(read.tables)
-    ways *= len(came) // max(len(ways), 1)  # the state of a table goes as its weights do
+    ways *= len(came) // max(len(ways), 1)  # weights and state of a table share their indices
     outs = (out.values() if isinstance(out, dict) else out) or [None] * len(came)
     filled: list[Any] = []
     for (table, rows), inverse, own in zip(came, ways, outs, strict=True):
-        if own is not None or inverse is not None:  # all fit before the first is written to
+        if own is not None or inverse is not None:  # check all outputs before any is written to
             count = len(rows) if inverse is None else len(inverse)
             own = as_out(own, (count, rows.shape[1]), table)
         filled.append(rows if own is None else own)

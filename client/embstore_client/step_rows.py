@@ -1,13 +1,12 @@
-"""The layer of a step's rows on their way: how they are joined, and the handle that waits for them.
+"""The layer that joins the messages with a step's rows, and the handle that waits for these rows.
 
-The rows of step n + 1 that no unfinished step touches come while step n computes, if
-`prefetch_step` has asked for them: a thread of its own receives them, and copies each once, from
-the message that it came in to its place in the step's array. Rows that come all in one message
-stay where they came.
+After `prefetch_step`, the rows of step n + 1 that no unfinished step touches arrive while step n
+computes. A background thread receives them, and copies each row once, from its message to its
+position in the step's array. If one message has all rows, they are not copied.
 
-**Deletions.** Where a member has deleted rows since early ones were sent, a second message has all
-rows, and takes the place of the first. And where it was this member, after its rows had come, they
-are asked for again: the trainer has not seen them yet.
+**Deletions.** If a member has deleted rows since early rows were sent, a second message has all
+rows, and replaces the first. If this member itself has deleted rows after the step's rows had
+arrived, the rows are requested again: the trainer has not read them yet.
 """
 
 import threading
@@ -27,14 +26,14 @@ from embstore_client.transport import checked_seconds
 from embstore_proto.verbs import Answer
 
 _LEAST_S = 1e-3
-"""A call that is made anew has a deadline, however late it is."""
+"""Minimum deadline of a repeated request, in seconds, however late it is."""
 
 
 class Assembly:
-    """A step's rows in the receiving: the early and the late ones, joined where they belong.
+    """The rows of a step while they are received: early and late rows are joined in one array.
 
-    Only the client that announced the step knows how many rows it has before the last of them have
-    come; for others early rows stay in their message until then. One thread at a time.
+    Only the client that announced the step knows the number of its rows before the last of them
+    arrive. In other clients early rows stay in their message until then. One thread at a time.
     """
 
     def __init__(self, outs: Mapping[str, Rows]) -> None:
@@ -48,15 +47,15 @@ class Assembly:
         self.early_bytes = self.late_bytes = 0
 
     def take(self, answers: Iterable[Answer], counts: Mapping[str, int]) -> RowsRead:
-        """Return the rows that all messages of one answer bring; `counts` is empty if not known."""
+        """Return the rows in all messages of one answer; `counts` is empty if it is unknown."""
         self._begin()
         early: list[StepTableRows] = []
         for answer, _ in answers:
             for part in answer.tables:
                 if part.positions is None:
-                    self._came[part.table] = 0  # all of them, whatever came before
+                    self._came[part.table] = 0  # it has all rows, and replaces earlier ones
                 self._came[part.table] += len(part.rows)
-                self._t[part.table] = part.t  # the last one is from the step's turn
+                self._t[part.table] = part.t  # the last t is the one at the step's turn
                 self.early_bytes += part.rows.nbytes * answer.early
                 self.late_bytes += part.rows.nbytes * (not answer.early)
             if answer.early and not counts:
@@ -88,9 +87,9 @@ class Assembly:
 
 
 def whole(read: SomeRows) -> RowsRead:
-    """Return the rows of a step that have come all in one message, wherever they are.
+    """Return the rows of a step that arrived in one message, on the host or on a device.
 
-    Raises EmbstoreError: they are some of them.
+    Raises EmbstoreError if the message has only some of the rows.
     """
     if read.early or any(part.positions is not None for part in read.tables):
         raise EmbstoreError("expected all rows of a step in one message, found some of them")
@@ -98,10 +97,10 @@ def whole(read: SomeRows) -> RowsRead:
 
 
 class EarlyRows:
-    """The layer: rows of a step, some early, the others when its turn has come, are made one."""
+    """The layer: early and late rows of a step are joined."""
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call; `out` may be the assembly itself."""
+        """Execute a call; `out` can be the `Assembly` itself."""
         command = call.command
         if command.reads is Reads.OF_STEP and hasattr(command, "early"):
             out, call.out = call.out, None
@@ -111,11 +110,11 @@ class EarlyRows:
 
 
 class StepRows:
-    """The rows of a step, on their way from the server. Any thread.
+    """The rows of a step that were requested from the server. Any thread.
 
-    A thread asks for them with the deadline of a call of its own; if that passes, because the step
-    before takes so long, `result` asks anew. A handle that is dropped costs the rows that it
-    receives until the step is finished or the member closed.
+    A background thread requests them, with the deadline of a usual call. If the deadline passes
+    because the step before takes so long, `result` requests them again. If the handle is dropped,
+    the rows that it has received stay in memory until the step is finished or the member is closed.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class StepRows:
         timeout_s: float,
         writes: Callable[[], int],
     ) -> None:
-        """`writes` returns how many commands of the member, of no step, may have written rows."""
+        """`writes` returns how many commands of the member, outside of steps, may have written."""
         self.step = step
         self._assembly = assembly
         self._fetch = fetch
@@ -149,24 +148,24 @@ class StepRows:
 
     @property
     def early_bytes(self) -> int:
-        """Bytes of rows that came before the step was ready."""
+        """Bytes of the rows that arrived before all earlier steps were finished."""
         return self._assembly.early_bytes
 
     @property
     def late_bytes(self) -> int:
-        """Bytes of rows that came once it was."""
+        """Bytes of the rows that arrived after that."""
         return self._assembly.late_bytes
 
     def done(self) -> bool:
-        """Whether `result` will not wait for them."""
+        """Whether `result` would return without waiting."""
         is_whole = self._over.is_set() and not isinstance(self._error, DeadlineError)
         return is_whole and self._asked_at == self._writes()
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
         """Wait for all rows, and return them as `lookup_step` does.
 
-        Raises DeadlineError: they did not come in time; they may still, and may be asked for again;
-        EmbstoreError: the errors of `lookup_step`.
+        Raises DeadlineError if they did not arrive in time; they may arrive later, and can be
+        requested again. Raises EmbstoreError: the errors of `lookup_step`.
         """
         seconds = self._timeout_s
         if timeout_s is not None:

@@ -1,4 +1,4 @@
-"""The files of a client's TLS: read once for gRPC, and once more where a connection fails."""
+"""The files of a client's TLS: gRPC reads them once; a failed connection reads them once more."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ PathLike = str | os.PathLike[str]
 
 
 class TlsFiles(NamedTuple):
-    """PEM files: the authorities to trust; for mutual TLS a certificate, and its key."""
+    """PEM files: the authorities to trust and, for mutual TLS, a certificate and its key."""
 
     ca: PathLike
     cert: PathLike | None = None
@@ -25,7 +25,7 @@ class TlsFiles(NamedTuple):
     def of(
         cls, ca: PathLike | None, cert: PathLike | None, key: PathLike | None
     ) -> "TlsFiles | None":
-        """Return the files that were given; None: no TLS. Raises InvalidArgumentError."""
+        """Return the files that were passed; None: no TLS. Raises InvalidArgumentError."""
         if (cert is None) != (key is None) or (cert is not None and ca is None):
             raise InvalidArgumentError(
                 "expected tls_ca, tls_cert and tls_key, all for mutual TLS, tls_ca alone for TLS"
@@ -33,12 +33,12 @@ class TlsFiles(NamedTuple):
         return None if ca is None else cls(ca, cert, key)
 
     def credentials(self) -> Any:
-        """Return them as gRPC takes them."""
+        """Return the files as gRPC credentials."""
         pair = [None if path is None else Path(path).read_bytes() for path in (self.key, self.cert)]
         return grpc.ssl_channel_credentials(Path(self.ca).read_bytes(), *pair)
 
     def context(self) -> "ssl.SSLContext":
-        """Return them as sockets take them. Raises ssl.SSLError: they are not such files."""
+        """Return the files as a context for sockets. Raises ssl.SSLError if they are invalid."""
         import ssl
 
         context = ssl.create_default_context(cafile=self.ca)

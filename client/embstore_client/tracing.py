@@ -1,13 +1,15 @@
 """Calls as spans of OpenTelemetry; all of the client's tracing is here.
 
-A call that is made within a span of the trainer is a span below it, with all its attempts, and the
-server gets its name in a `traceparent` (W3C Trace Context): in the metadata of gRPC, in a frame
-before the call in shared memory. A call without a span around it is not traced: leases, and calls
-that run ahead of a loop or behind it, come from threads of their own; each would be a trace.
+A call within a trace span of the trainer is a child span, with all its attempts. The server
+receives the id of this child span as a `traceparent` (W3C Trace Context): in the metadata of gRPC
+or, in shared memory, in a frame before the call. A call outside of any span is not traced: lease
+renewals, and calls that run ahead of a loop or after it, are made in background threads, and each
+would be a trace by itself.
 
-Nothing is imported here: a trainer that has a span has imported OpenTelemetry. Whether its SDK is
-installed is looked for when a client connects; where it is not, the transport is the usual one, and
-the wires have no tracing. The provider is the process's, whenever that is set.
+This module does not import OpenTelemetry: a trainer that has a span has imported it. Whether its
+SDK is installed is checked when a client connects. If it is not, the client uses the ordinary
+transport, without tracing. The tracer provider is the one of the process; it can be set at any
+time.
 """
 
 import sys
@@ -33,7 +35,7 @@ def is_installed() -> bool:
 
 
 def traceparent() -> str:
-    """Return the name of the current span; "": there is none."""
+    """Return the W3C `traceparent` of the current span; "" if there is no span."""
     span = _current_span()
     if span is None:
         return ""
@@ -42,7 +44,7 @@ def traceparent() -> str:
 
 
 def in_context(verb: Callable[[], T]) -> Callable[[], T]:
-    """Return a call for another thread, where the current span of this one is current, too."""
+    """Return a function for another thread, which keeps the current span of this thread."""
     return partial(copy_context().run, verb)
 
 
@@ -55,7 +57,7 @@ def _current_span() -> Any:
 
 
 class TracedTransport(Transport):
-    """A transport whose calls are spans, where there is a span around them."""
+    """A transport whose calls are spans, if they are made within a span."""
 
     def send(self, verb: Verb, request: Outgoing, **options: Any) -> Answer:
         """Do as `Transport.send`."""
@@ -87,7 +89,7 @@ class TracedTransport(Transport):
             name,
             kind=SpanKind.CLIENT,
             attributes=known,
-            record_exception=False,  # the span around gets it, too, if it is not caught
+            record_exception=False,  # the enclosing span records it, if it is not caught
             set_status_on_exception=False,
         )
         with span as current:

@@ -1,18 +1,20 @@
-"""One call, with a deadline, in as many attempts as it takes, over any wire.
+"""One call with a deadline, in as many attempts as necessary, over any connection (`Wire`).
 
-**Attempts.** A call that the server surely did not do, or may do again, is repeated with a growing,
-random pause, until the deadline: calls refused because the queue is full or the server stops, and
-calls that lost their connection. A mutating call carries an Origin for that, by which the server
-applies it once (`embstore_server.path.replay`). Attempts are counted from the first that was lost:
-one that was refused has left nothing, so that a restarted server may take the next.
+**Attempts.** A call is repeated, with a growing random pause, until the deadline, if the server
+surely did not execute it, or if it can be executed twice. This concerns calls that were refused
+because the queue is full or the server is stopping, and calls whose connection was lost. A mutating
+call therefore carries an Origin (client id and sequence number), by which the server applies it
+once (`embstore_server.path.replay`). Attempts are counted from the first lost one: a refused
+attempt has left nothing on the server, so a restarted server can accept the next attempt.
 
-**Sessions.** Their calls need no Origin: the server knows them by member and step. A call
-that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been
-done, perhaps; then it counts as lost. A session ends with its server's process, so the next attempt
-gets the answer that there is none: it is OutcomeUnknownError after a lost one, else
-SessionExpiredError. A training loop opens it again by itself (`embstore_training.rank_session`).
+**Sessions.** Calls of a session need no Origin: the server identifies them by member and step. A
+call that finishes a step may wait for other ranks. A server that stops interrupts it, perhaps after
+it has been executed; then it counts as lost. A session ends with its server's process, so the next
+attempt finds no session. The error is OutcomeUnknownError if an attempt was lost, else
+SessionExpiredError. A training loop opens the session again by itself
+(`embstore_training.rank_session`).
 
-Any thread. The module knows nothing of tables.
+All methods can be called from any thread. The module does not depend on tables.
 """
 
 import logging
@@ -49,18 +51,18 @@ _READ = (
     *(c.Lookup, c.LookupPooled, c.ReadRows, c.OpenScan),
     *(c.GetTable, c.ListTables, c.GetDigest, c.GetLeaves),
 )
-"""Commands that return rows, t, or a digest, which another epoch makes void."""
+"""Commands that return rows, t or a digest: results that a new epoch makes void."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
-"""No connection, or one that a server cut off as it ended; the client itself cancels no call."""
+"""No connection, or one that a server closed as it ended. The client itself cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _SHOWN_EVERY_S = 5.0
-"""Seconds between two lines of the log "embstore" about a server that starts: warnings, which
-Python shows where no log is set up."""
+"""Seconds between two warnings in the log "embstore" about a server that is starting. Python prints
+warnings even if no logging is configured."""
 
 
 def checked_seconds(value: Any, name: str) -> float:
-    """Return a timeout in seconds, if it is a number above 0 that gRPC can count."""
+    """Return a timeout in seconds; refuse it unless it is a number above 0 that gRPC supports."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value <= _SECONDS_MAX:
         raise InvalidArgumentError(
@@ -73,7 +75,7 @@ class Transport:
     """A connection to a server, and the facts that the client has about it."""
 
     def __init__(self, wire: Wire, address: str, *, timeout_s: float, waits: bool = True) -> None:
-        """`waits`: at the first call, for a server that is not there."""
+        """`waits`: whether the first call waits for a server that does not listen yet."""
         self.address = address
         self.timeout_s = timeout_s
         self.wire = wire
@@ -83,12 +85,12 @@ class Transport:
         self._waits = waits
         self._is_connected = False
         self.info: ServerInfo | None = None
-        """The server's last facts about itself; None: it has not been asked yet."""
+        """The facts that the server returned last; None: it has not been asked yet."""
         self.limits = Limits()
         """The server's limits, from the same answer."""
 
     def close(self) -> None:
-        """Close the connection; calls that run are cut off. Closing twice is harmless."""
+        """Close the connection and interrupt running calls. Closing twice is harmless."""
         self._closed = True
         self.wire.close()
 
@@ -103,10 +105,10 @@ class Transport:
         timeout_s: float | None = None,
         map_version: int = 0,
     ) -> Answer:
-        """Send a command that has one answer, and return it; raise the server's error.
+        """Send a command with a single answer, and return the answer; raise the server's error.
 
-        `reply_bytes` is about the size of the reply, where it may be large; `map_version` is the
-        version of a cluster's map by which the command was split, 0: none.
+        `reply_bytes` is the approximate size of the reply, if it can be large. `map_version` is the
+        version of the cluster's shard map by which the command was split; 0: it was not split.
         """
 
         def attempt(origin: Origin | None, deadline: float) -> Answer:
@@ -132,7 +134,7 @@ class Transport:
         self.info, self.limits = info, info.limits
 
     def begin_epoch(self, verb: Verb, request: Outgoing, **how: Any) -> Answer:
-        """Do the same with a command that begins another epoch, which is no surprise then."""
+        """Do as `send` with a command that begins another epoch, but accept that epoch."""
         origins = self._origins
         with origins.beginning_epoch():
             answer = self.send(verb, request, **how)
@@ -149,11 +151,11 @@ class Transport:
         timeout_s: float | None = None,
         map_version: int = 0,
     ) -> T:
-        """Send a command that is answered again and again, and may be sent again.
+        """Send a command that has several answers and can be sent again.
 
-        `take` gets the answers as they come, and its result is returned. It is called once for each
-        attempt, and must then begin anew; an error that it raises ends the call. Raises
-        EmbstoreError: as in `send`, and the errors of `take`.
+        `take` gets an iterator over the answers as they arrive, and its result is returned. It is
+        called once per attempt, and must start from the beginning each time. An error that it
+        raises ends the call. Raises EmbstoreError: as in `send`, and the errors of `take`.
         """
         serialised = request.serialised(None)
 
@@ -164,10 +166,10 @@ class Transport:
         return self._attempts(verb, attempt, timeout_s)
 
     def share_device(self, verb: Verb, name: str | None = None) -> None:
-        """Have the server share its GPU's memory, which calls of `verb` will use.
+        """Have the server share its GPU's memory with this process, for calls of `verb`.
 
-        Raises InvalidArgumentError: it does not, or this process cannot open it; or it names the
-        GPU differently from `name`.
+        Raises InvalidArgumentError if the server refuses, if this process cannot open the memory,
+        or if it names the GPU differently from `name`.
         """
         self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline, name), None)
 
@@ -206,8 +208,8 @@ class Transport:
                 try:
                     return attempt(sent.origin, sent.deadline)
                 except WireError as exc:
-                    # The transport's text is in the message, and in __context__ for debugging: a
-                    # caller's trace ends with the error that the caller can act on.
+                    # The connection's error text is in the message, and in __context__ for
+                    # debugging: a caller's traceback ends with an error that the caller can act on.
                     again = self._in_session(self._error(exc, sent), sent)
                     if not isinstance(again, _PassingError):
                         raise again from None
@@ -218,7 +220,7 @@ class Transport:
                 self._origins.end(origin)
 
     def _wait(self, again: "_PassingError", sent: "_Sent", pause: float, seconds: float) -> None:
-        """Wait before a further attempt of a call that may take so many seconds."""
+        """Wait before a further attempt. `seconds` is the timeout of the whole call."""
         if sent.verb.command is c.GetServerInfo and not self._is_connected:
             sent.wait_for_a_start(again, seconds, self.timeout_s)
         if monotonic() + pause >= sent.deadline:
@@ -229,10 +231,10 @@ class Transport:
             sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
-        """Return the error of a call of a session, which an attempt may have done."""
+        """Return the error for a call of a session, which one of its attempts may have executed."""
         if sent.verb.command.retry is Retry.STEP:
             if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
-                error.was_lost = True  # the server may have taken the call, and waited with it
+                error.was_lost = True  # the server may have accepted the call before it stopped
             elif isinstance(error, SessionExpiredError) and sent.was_lost:
                 self._origins.changed_epoch()
                 return OutcomeUnknownError(
@@ -250,13 +252,13 @@ class Transport:
         return StoreClosedError("the connection was closed during the call")
 
     def _error(self, lost: WireError, sent: "_Sent") -> Exception:
-        """Return the error for an attempt without an answer: one of the tree, or one that allows
-        another attempt."""
+        """Return the error for an attempt without an answer: an EmbstoreError, or a _PassingError
+        if another attempt is allowed."""
         code, error = lost.code, lost.error
         if isinstance(error, OverloadedError | StoreClosedError):
             return error if lost.is_final else _PassingError(error)
         if isinstance(error, OutcomeUnknownError):
-            self._origins.changed_epoch()  # the caller gets this error, and no other one
+            self._origins.changed_epoch()  # this is the only error that the caller gets
         if error is not None:
             return error
         if self._closed:
@@ -275,22 +277,22 @@ class Transport:
 
 @dataclass
 class _Sent:
-    """A call on its way, over all its attempts."""
+    """The state of a call over all its attempts."""
 
     verb: Verb
     deadline: float
     origin: Origin | None
     shown_next_at: float  # the time of the next log line about a server that is starting
-    was_lost: bool = False  # one of the attempts was, so that the call may be done
-    said: str = ""  # by a server that is starting
+    was_lost: bool = False  # an attempt was lost, so the call may have been executed
+    said: str = ""  # the last progress report of a server that is starting
 
     @property
     def mutates(self) -> bool:
         return self.verb.command.retry is not Retry.FREE
 
     def wait_for_a_start(self, again: "_PassingError", absent_s: float, starting_s: float) -> None:
-        """Move the deadline: a server that is starting has `starting_s` from each progress that it
-        reports; one that is there no longer has `absent_s`."""
+        """Move the deadline: `starting_s` after each progress report of a server that is starting,
+        `absent_s` after the loss of a connection to such a server."""
         if again.was_lost:
             if self.said:
                 self.said, self.deadline = "", monotonic() + absent_s
@@ -310,9 +312,9 @@ class _Sent:
 
 
 class _PassingError(Exception):
-    """The call may be sent again; `error` is raised if there is no time left.
+    """The call can be sent again; `error` is raised if there is no time left.
 
-    `was_lost`: the server may have done it; else it surely did not.
+    `was_lost`: the server may have executed the call; otherwise it surely did not.
     """
 
     def __init__(self, error: EmbstoreError, *, was_lost: bool = False) -> None:

@@ -1,13 +1,15 @@
-"""Why gRPC found no connection to a server, in a sentence that says how to mend it.
+"""Finds out why gRPC could not connect to a server, and returns a sentence with the remedy.
 
-gRPC reports the last error of its library: for the port of REST, that a frame has a wrong type; for
-a server with TLS, that a socket was closed. So where the first connection fails, this connects once
-more with plain sockets, and looks at each step: the name is resolved, the port answers, TLS is
-agreed on, and a server of gRPC answers the preface of HTTP/2 with a SETTINGS frame (RFC 9113, 3.4).
+gRPC reports the last error of its library. For a REST port that is a frame of a wrong type, and for
+a server with TLS a closed socket. So when the first connection fails, this module connects once
+more with plain sockets, and checks each step: the name resolves, the port answers, the TLS
+handshake succeeds, and a gRPC server answers the preface of HTTP/2 with a SETTINGS frame (RFC 9113,
+3.4).
 
-A failure that no waiting mends is an error: another protocol, TLS on one side alone, a certificate
-that one side does not trust. A name that is not known yet, or a port that is closed yet, may belong
-to a server which is just being started: these are a text only, and the caller decides.
+A failure that waiting cannot mend is returned as an error: another protocol, TLS on one side alone,
+a certificate that one side does not trust. A name that does not resolve yet, or a port that is
+still closed, may belong to a server that is being started. Such a failure is returned as text only,
+and the caller decides.
 """
 
 import socket
@@ -24,7 +26,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0\0\
 
 
 def why_unreached(address: str, tls: TlsFiles | None) -> str | EmbstoreError:
-    """Return the reason why "host:port" was not reached; "": it is reached by now."""
+    """Return the reason why "host:port" was not reached; "" if it can be reached by now."""
     try:
         with _connected(address) as plain:
             if tls is not None:
@@ -45,7 +47,7 @@ def _connected(address: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """Return the first bytes of the answer to the preface; b"": the connection was ended."""
+    """Return the first bytes of the answer to the preface; b"": the connection was closed."""
     answer = b""
     try:
         connection.sendall(_PREFACE)
@@ -61,7 +63,7 @@ def _is_grpc(answer: bytes) -> bool:
 
 
 def _found(address: str, answer: bytes) -> str | EmbstoreError:
-    """Return the meaning of a server's answer without TLS."""
+    """Return the reason that a server's answer without TLS shows; "" if it is a gRPC server."""
     if _is_grpc(answer):
         return ""
     if answer:
@@ -85,7 +87,7 @@ def _no_grpc(address: str) -> InvalidArgumentError:
 def _takes_tls(address: str) -> bool:
     context = ssl.create_default_context()
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is said by this connection
+    context.verify_mode = ssl.CERT_NONE  # no data is sent over this connection
     try:
         with _connected(address) as plain, context.wrap_socket(plain):
             return True
@@ -123,7 +125,7 @@ def _found_with_tls(address: str, tls: TlsFiles, plain: socket.socket) -> str | 
 
 
 def _found_without_tls(address: str) -> EmbstoreError | None:
-    """Return the error for a server without TLS, where TLS was asked for; None: it said nothing."""
+    """Return the error for a server without the requested TLS; None: it sent nothing."""
     with _connected(address) as plain:
         answer = _answer(plain)
     if _is_grpc(answer):

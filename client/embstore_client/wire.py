@@ -1,8 +1,8 @@
-"""The wires that carry a client's calls, and the error for a call that was not answered.
+"""Connections that carry a client's calls (`Wire`), and the error for a call without an answer.
 
-A wire sends one attempt of one call. It knows verbs and messages, and nothing of tables, origins
-and further attempts (`transport`). `grpc_wire` is one over the network, `shared_memory` one to a
-server of the same host, and `nearest_wire` chooses between them.
+A wire sends one attempt of one call. It depends on verbs and messages, but not on tables, origins
+or further attempts, which are handled in `transport`. The wire in `grpc_wire` is for networks, the
+wire in `shared_memory` for a server on the same host, and `nearest_wire` chooses between them.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from embstore_proto.verbs import Verb
 
 
 class WireError(Exception):
-    """An attempt without an answer: how it ended, and the error that the server named, if any."""
+    """An attempt without an answer: its status code, and the server's error, if there is one."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class WireError(Exception):
         super().__init__(text)
         self.code, self.text, self.error = code, text, error
         self.is_final = is_final
-        """No further attempt can succeed."""
+        """Whether no further attempt can succeed."""
 
 
 class Wire(Protocol):
@@ -40,7 +40,7 @@ class Wire(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Arrays travel without a copy, so that it does not pay to make keys unique before."""
+        """Whether memory is shared with the server, so that making keys unique does not pay."""
 
     def send(
         self,
@@ -51,22 +51,25 @@ class Wire(Protocol):
         deadline: float,
         map_version: int = 0,
     ) -> bytes | Received:
-        """Send a call with one answer, and return that; `reply_bytes` is about its size, where it
-        may be large. `map_version` is the version of the cluster's map by which the call was split:
-        it travels outside the message, as a trace does; 0: there is none. Raises WireError."""
+        """Send a call with one answer, and return the answer. Raises WireError.
+
+        `reply_bytes` is the approximate size of the answer, if it can be large. `map_version` is
+        the version of the cluster's shard map by which the call was split; it is sent outside the
+        message, like a trace id. 0: the call was not split.
+        """
 
     def receive(
         self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> AbstractContextManager[Iterator[bytes | Received]]:
-        """Send a call, and yield the messages of its answer; leaving the block ends it. Raises
-        WireError, also while the messages are taken."""
+        """Send a call, and yield the messages of its answer; leaving the block ends the call.
+        Raises WireError, also while the messages are received."""
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Share the memory of the server's GPU. Raises WireError; InvalidArgumentError: it cannot
-        be shared, or this process names the GPU differently from `name`."""
+        """Share the memory of the server's GPU. Raises WireError; InvalidArgumentError if the
+        memory cannot be shared, or if this process names the GPU differently from `name`."""
 
     def connected(self, info: ServerInfo) -> None:
-        """Take note of the server's facts."""
+        """Note the server's facts after a connection was made."""
 
     def close(self) -> None:
-        """End the connection; calls that run are cut off."""
+        """Close the connection and interrupt running calls."""

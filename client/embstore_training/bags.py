@@ -1,8 +1,8 @@
 """The units of a step's rows and gradients: each key, each distinct key, or each bag of keys.
 
-In one step some tables may be pooled and others plain. Wherever the step's distinct rows are, one
-function makes the other forms from them, and one sums gradients back to them (contract.md, rules 2,
-8).
+In one step some tables can be pooled and others plain. Whether the step's distinct rows are at the
+store or at the trainer, one function makes rows in the other units from them, and another function
+sums gradients back to the distinct keys (contract.md, rules 2, 8).
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ from embstore.step_sums import summed_part
 from embstore_training.read_ahead import OnceKeys, check_names
 
 Of = StepBags | Literal["keys", "unique"]
-"""Each key as it was given, repeated or not; each distinct key; each of these bags."""
+"""The unit of rows: "keys", each key as it was passed, repeated or not; "unique", each distinct
+key; a `StepBags`, each of its bags."""
 Forms = dict[str, Of]
 """The unit of rows or gradients, by table."""
 
@@ -34,12 +35,12 @@ def bags_of(
 
     Parameters
     ----------
-    inverses : for all the step's tables, the index of each key's row, (n,)
+    inverses : by table, for all tables of the step, the index of each key's row, (n,)
     offsets, mode, weights : see `Step.lookup_pooled`
 
     Raises
     ------
-    InvalidArgumentError : one of them is wrong.
+    InvalidArgumentError : an argument is wrong.
     """
     check_names(offsets, inverses, "offsets")
     pooled = [table for table, bounds in offsets.items() if bounds is not None]
@@ -71,12 +72,13 @@ def made_of(rows: Rows, once: OnceKeys, of: Of) -> Rows:
 
 
 def as_gradients(values: Any, once: OnceKeys, of: Of, table: str) -> Any:
-    """Return a caller's gradients of keys or bags as (count, dim) float32, for any dim: the store
-    knows it. Gradients in a device's memory stay as they are.
+    """Return a caller's gradients of keys or bags as (count, dim) float32. Any dim is accepted
+    here; the store checks it. Gradients in a device's memory are returned unchanged.
 
     Raises
     ------
-    InvalidArgumentError : not as many as there are keys, or bags; another dtype.
+    InvalidArgumentError : the number of gradients differs from the number of keys or bags, or they
+        have another dtype.
     """
     if isinstance(values, SomeGradients):
         return values
@@ -94,7 +96,7 @@ def as_gradients(values: Any, once: OnceKeys, of: Of, table: str) -> Any:
 
 
 def bag_count(bags: StepBags) -> int:
-    """Return how many bags there are, or occurrences that lie in none."""
+    """Return the number of bags or, if they have no offsets, the number of single occurrences."""
     return len(bags.inverse) if bags.offsets is None else len(bags.offsets) - 1
 
 
@@ -106,7 +108,7 @@ def of_each_key(rows: Rows, of: Of) -> Rows:
 
 
 def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
-    """Return which distinct keys have gradients, (n,) ascending, as a session takes them."""
+    """Return the positions of the distinct keys that have gradients, (n,), ascending, checked."""
     positions, count = as_keys(given.positions, table), len(once.keys)
     if len(positions) and not (
         positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
@@ -119,7 +121,7 @@ def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
 
 
 def keyed(table: str, once: OnceKeys, of: Of, values: Any) -> tuple[Keys, Any]:
-    """Return a caller's gradients as keys, in any order, and a gradient of each."""
+    """Return the keys of a caller's gradients, in any order, and a gradient for each of them."""
     rows = as_gradients(values, once, of, table)
     if isinstance(of, StepBags):
         return once.keys[of.inverse], of_each_key(rows, of)
@@ -129,7 +131,7 @@ def keyed(table: str, once: OnceKeys, of: Of, values: Any) -> tuple[Keys, Any]:
 
 
 def check_inverse(table: str, of: StepBags, count: int) -> None:
-    """Refuse, by InvalidArgumentError, an index that none of `count` distinct keys has."""
+    """Raise InvalidArgumentError if an index is not below `count`, the number of distinct keys."""
     inverse = of.inverse
     if len(inverse) and not 0 <= inverse.min() <= inverse.max() < count:
         expected = f"inverse in [0, {count}), the distinct keys"
@@ -137,8 +139,7 @@ def check_inverse(table: str, of: StepBags, count: int) -> None:
 
 
 def summed(table: str, once: OnceKeys, of: StepBags, rows: Rows) -> Rows | SomeGradients:
-    """Return gradients of occurrences that a caller has named, or of bags of them, as one sum for
-    each key that occurs.
+    """Return gradients of single occurrences, or of bags of them, as one sum per key that occurs.
 
     Raises
     ------

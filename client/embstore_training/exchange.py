@@ -1,18 +1,17 @@
 """The exchange of rows and gradients between the steps of one run and its session.
 
-Steps call an `Exchange`, and nothing else. `SessionExchange` exchanges with a store:
+Steps call only an `Exchange`. `SessionExchange` exchanges rows and gradients with a store:
 
-    on a server   keys travel once each and gradients as sums (contract.md, rule 2), in announced
-                  order, so that neither has to be looked for again. Rows of the next step are sent
-                  for while the loop works on this one. Bags are pooled by the store, or here, where
-                  their rows come early anyway (`Step.lookup_pooled`)
-    embedded      nothing travels: the store spreads, pools and sums, on its device, and takes and
-                  gives arrays in the device's memory
-    on its device   of a server that shares its GPU's memory with this process: the same, for steps
-                  whose rows are to be there. Only the positions of the keys travel
+    on a server   each key is sent once, and gradients as sums (contract.md, rule 2), in announced
+                  order, so that neither side has to search for them. Rows of the next step are
+                  requested while the loop works on the present step. Bags are pooled by the store,
+                  or here, if their rows arrive early anyway (`Step.lookup_pooled`)
+    embedded      nothing is sent: the store spreads, pools and sums on its device, and accepts and
+                  returns arrays in the device's memory
+    on its device   a server shares its GPU's memory with this process: the same as embedded, for
+                  steps whose rows are wanted there. Only the positions of the keys are sent
 
-A call names the member that the rank has at the moment, and the time that the loop waits for it is
-counted.
+A call names the present member of the rank. The time that the loop waits for the call is counted.
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +37,8 @@ from embstore_training.times import Times
 Given = Mapping[str, tuple[Of, Any]]
 """Gradients by table, each with their unit."""
 _IDS_A_BAG = 3
-"""The mean size of bags above which pooled rows are so much less to send, and to pool here, that it
-is better to wait for them."""
+"""The mean number of ids per bag above which waiting for pooled rows is better than early rows,
+since far fewer pooled rows have to be sent."""
 
 
 def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:
@@ -54,7 +53,7 @@ def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:
 
 
 def check_reached(where: RowsWhere, sessions: Sessions) -> None:
-    """Refuse rows on a device that this process does not reach, and say why."""
+    """Refuse rows on a device that this process cannot reach, with the reason."""
     if where != "device":
         return
     try:
@@ -70,9 +69,9 @@ class Exchange(ABC):
     """The source of steps' rows, and the receiver of their gradients. The loop's thread."""
 
     is_embedded = False
-    """Whether the store, in this process, spreads, pools and sums."""
+    """Whether the store is in this process, and therefore spreads, pools and sums itself."""
     reaches_device = False
-    """Whether rows of steps may be in the memory of the store's device, and gradients too."""
+    """Whether rows and gradients of steps can be in the memory of the store's device."""
 
     @abstractmethod
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
@@ -81,7 +80,7 @@ class Exchange(ABC):
     def lookup_into(self, entry: Entry, make: MakeRows) -> dict[str, Any]:
         """Return the rows of a step's distinct keys, in arrays that `make` returns.
 
-        Raises InvalidArgumentError: the store does not fill such arrays.
+        Raises InvalidArgumentError if the store does not fill such arrays.
         """
         raise InvalidArgumentError(
             "expected no `out` where rows do not come from the memory of the store's device, found "
@@ -92,7 +91,8 @@ class Exchange(ABC):
     def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
         """Finish a step by an update.
 
-        Raises InvalidArgumentError: gradients of another shape or dtype; the store's refusal.
+        Raises InvalidArgumentError if gradients have another shape or dtype, or if the store
+        refuses the update.
         """
 
     @abstractmethod
@@ -101,39 +101,43 @@ class Exchange(ABC):
 
 
 class SessionExchange(Exchange):
-    """The calls that steps make. The loop's thread only, but for `prepare`."""
+    """The calls that steps make to a session. The loop's thread only, except for `prepare`."""
 
     def __init__(
         self, sessions: Sessions, session: RankSession, times: Times, rows: RowsWhere = "host"
     ) -> None:
         self.sessions = sessions
-        self.ahead: ReadAhead | None = None  # None but while a loop runs.
+        self.ahead: ReadAhead | None = None  # None unless a loop runs.
         self._session = session
         self._times = times
         self._rows_where = rows
         self.is_embedded = sessions.is_embedded
-        self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
-        self._whole: dict[str, Rows] | None = None  # Early, of the step at hand: bags are of them.
+        self._sums: dict[
+            str, NDArray[np.float32]
+        ] = {}  # Buffers by table, of the largest size yet.
+        self._whole: dict[str, Rows] | None = (
+            None  # Early rows of this step; bags are made of them.
+        )
 
     def begin_loop(self) -> None:
-        """A loop begins, all steps before it are finished."""
+        """Note that a loop begins; all earlier steps are finished."""
 
     def prepare(self, entry: Entry) -> None:
-        """A step was read, the next one. Called in the reader's thread."""
+        """Prepare the next step, which was just read. Called in the reader's thread."""
 
     def begin(self, entry: Entry) -> None:
-        """The loop has taken a step."""
+        """Note that the loop has taken a step."""
         self._whole = None
 
     def forget_rows(self) -> None:
-        """Rows have been deleted: those that have come are looked up again."""
+        """Note that rows were deleted: rows that have arrived are looked up again."""
         self._whole = None
 
     def synchronize(self) -> None:
-        """Wait until every finished step is acknowledged: each was."""
+        """Wait until every finished step is acknowledged. Here each one already is."""
 
     def close(self, failure: BaseException | None) -> None:
-        """The run ends."""
+        """Note that the run ends."""
 
     # Rows
 
@@ -145,7 +149,7 @@ class SessionExchange(Exchange):
             rows = self.rows(entry)
             self.send_for_next()
             return made(rows, entry, forms)
-        if self.sessions.rounds_rows:  # pooled before they are rounded
+        if self.sessions.rounds_rows:  # the server pools, before it rounds rows
             return self._pooled(entry, forms)
         if self._whole is None and entry.prefetched is not None:
             self._whole = self.rows(entry)
@@ -159,7 +163,7 @@ class SessionExchange(Exchange):
         """See `Exchange`."""
         if not self.is_embedded and not self.reaches_device:
             return super().lookup_into(entry, make)
-        entry.prefetched = None  # sent for by a step whose own rows were on the host
+        entry.prefetched = None  # requested by a step whose own rows were on the host
         look_up = self.sessions.lookup_step
         with self._times.part("lookup"):
             return self._session.call(lambda member: look_up(member, entry.number, out=make))
@@ -177,8 +181,7 @@ class SessionExchange(Exchange):
             return self._session.call(looked_up)
 
     def _pooled(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
-        """Return rows that the store pools; plain tables' distinct rows are spread over their
-        keys."""
+        """Return rows that the store pools; rows of plain tables are spread to their keys here."""
         once = entry.once
         sent = {
             table: of if isinstance(of, StepBags) else _each(once[table])
@@ -193,7 +196,7 @@ class SessionExchange(Exchange):
         }
 
     def _made_on_device(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return rows as the store makes them, in the memory where they are wanted."""
+        """Return rows in the store's memory, on the device or on the host, as configured."""
         on_device, number, sessions = self._is_on_device(entry), entry.number, self.sessions
         there = {table: _there(of, entry.once[table]) for table, of in forms.items()}
         with self._times.part("lookup"):
@@ -218,12 +221,12 @@ class SessionExchange(Exchange):
 
     @cached_property
     def reaches_device(self) -> bool:  # type: ignore[override]
-        """See `Exchange`; False where rows are wanted on the host."""
+        """See `Exchange`; False if rows are wanted on the host."""
         return self._rows_where != "host" and self.sessions.reaches_device
 
     def send_for_next(self, most: int | None = None) -> None:
-        """Send for the rows of the next step, unless its keys, repeated or not, are more, or its
-        rows are made on the device."""
+        """Request the rows of the next step, unless it has more than `most` keys, repeated ones
+        included, or its rows are made on the device."""
         following = self.ahead.peek() if self.ahead is not None else None
         if following is None or following.prefetched is not None or self._is_on_device(following):
             return
@@ -244,7 +247,7 @@ class SessionExchange(Exchange):
             raise
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
-        """Return gradients as they are sent: sums by key, or as they are where the store sums."""
+        """Return gradients as they are sent: as sums by key, or unchanged if the store sums."""
         once = entry.once[table]
         rows = as_gradients(values, once, of, table)
         if is_on_device(rows) or (self.is_embedded and self._session.facts.world_size == 1):
@@ -257,7 +260,7 @@ class SessionExchange(Exchange):
         return self.sum(table, once, of, rows)
 
     def sum(self, table: str, once: OnceKeys, of: Of, gradients: Rows) -> Rows:
-        """Return the sums by key, (u, dim), in a buffer that the table's next ones go to too."""
+        """Return the sums by key, (u, dim), in a buffer that the table's next sums reuse."""
         if of == "unique":
             return gradients
         rows = of_each_key(gradients, of)
@@ -295,27 +298,27 @@ def made(rows: Mapping[str, Rows], entry: Entry, forms: Forms) -> dict[str, Rows
 
 
 def _count_of(of: Of, once: OnceKeys) -> int:
-    """Return how many rows a lookup has."""
+    """Return the number of rows that a lookup returns."""
     return bag_count(of) if isinstance(of, StepBags) else len(once.inverse)
 
 
 def _each(once: OnceKeys) -> StepBags:
-    """Return an occurrence of each distinct key."""
+    """Return single occurrences, without offsets: one of each distinct key."""
     return StepBags(np.arange(len(once.keys), dtype=np.int32))
 
 
 def _there(of: Of, once: OnceKeys) -> Of:
-    """Return the unit as the store needs it: where each key has one row, "unique"."""
+    """Return the unit in the store's form: "unique" if no key is repeated."""
     if of == "keys":
         return "unique" if once.is_identity else StepBags(once.inverse)
     return of
 
 
 class OwnUpdate(NamedTuple):
-    """A trainer's knowledge of an update that it has applied itself."""
+    """The facts about an update that the trainer has applied to its own rows."""
 
-    rows_checksum: RowsChecksum  # of the rows before it
-    is_finite: bool  # rule 9 accepts the sums of all ranks: else it is skipped
+    rows_checksum: RowsChecksum  # of the rows before the update
+    is_finite: bool  # whether rule 9 accepts the sums of all ranks; else the update is skipped
 
 
 def finishing(
@@ -327,9 +330,9 @@ def finishing(
     *,
     judged: OwnUpdate | None = None,
 ) -> Callable[[str], AcknowledgedUpdate]:
-    """Return the call of a member by which a step is "updated", "released" or "skipped".
+    """Return a function of a member that makes a step "updated", "released" or "skipped".
 
-    judged : for an update that has been applied here
+    judged : the facts about an update that was applied here; None: it was not applied here
     """
     if verb == "released":
         return lambda member: sessions.release_step(member, number)

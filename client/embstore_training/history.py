@@ -1,19 +1,19 @@
 """The history of a run over its steps, kept as samples, for a report (`embstore report`).
 
-A **sample** has the counts up to its time: the loop's (`RunStats`), the session's and the store's
-disk's, so that the difference of two samples shows the time between them. They are taken between
-steps, at most one in `every_s` seconds, because each asks the store for its stats. When there are
-SAMPLES_MAX, every second one is dropped, and the time between two is doubled: a run of any length
-has enough for a line, and the memory is bounded.
+A **sample** contains the counts up to its time: those of the loop (`RunStats`), of the session and
+of the store's disk. The difference of two samples describes the time between them. Samples are
+taken between steps, at most one in `every_s` seconds, because each asks the store for its stats. At
+SAMPLES_MAX samples every second one is dropped, and the interval is doubled. So a run of any length
+has enough samples for a line, and the memory is bounded.
 
 The file is one JSON object:
 
     kind       KIND
     session    the session's arguments: name, tables, lookahead_steps_max, planner, ranks
     samples    {name: [values]}: step, time_s, and the counts of _LOOP, _SESSION, _DISK and stages
-    cache      budget_bytes, and of each layout of rows: dim, optimizer, rows_now, row_bytes
+    cache      budget_bytes, and for each layout of rows: dim, optimizer, rows_now, row_bytes
     accesses   for each layout: the `share` of the counted accesses that its most accessed
-               `rows` had, at several numbers of rows; empty where nothing was counted
+               `rows` had, at several numbers of rows; empty if nothing was counted
 """
 
 import json
@@ -35,7 +35,7 @@ KIND = "embstore run 1"
 SAMPLES_MAX = 256
 _POINTS = 48
 _PERCENTS = np.arange(1, 100) / 100
-"""The shares of the accesses for which the least number of rows is kept."""
+"""The shares of the accesses for which the smallest number of rows is recorded."""
 
 _LOOP = ("batch_s", "lookup_s", "send_s", "compute_s")
 _SESSION = (
@@ -50,7 +50,7 @@ class RunHistory:
     """The samples of one run. The loop's thread only, inside the run's with block."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float = 1.0) -> None:
-        """Begin, with a sample of the state before the first step."""
+        """Take the first sample, of the state before the first step."""
         self._store = store
         self._run = run
         self._every_s = every_s
@@ -103,7 +103,7 @@ class RunHistory:
 def reporting(
     store: Store, run: Run, path: str | PathLike[str] | None
 ) -> Iterator[Callable[[], object]]:
-    """Do the work of `Run.reporting`."""
+    """Implement `Run.reporting`."""
     if path is None:
         yield lambda: None
         return
@@ -111,14 +111,14 @@ def reporting(
     try:
         yield history.note
     except BaseException:
-        with suppress(EmbstoreError, OSError):  # as the store itself may have failed
+        with suppress(EmbstoreError, OSError):  # the store itself may have failed
             history.save(path)
         raise
     history.save(path)
 
 
 def _layouts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each layout's part of the cache."""
+    """Return the part of the cache that each layout has."""
     return [
         {
             "dim": pool["dim"],

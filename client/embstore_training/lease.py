@@ -1,12 +1,13 @@
-"""A rank's lease, renewed in a thread of its own while its loop computes or waits.
+"""A rank's lease, renewed in a background thread while its loop computes or waits.
 
-A call of a rank renews its lease as it begins, but a step may compute, or wait for other ranks, for
-longer than the lease lasts. The thread begins a renewal with every third of it, and abandons one
-after as long: two fit into a lease, so that one may go without an answer. After any failure the
-next renewal is tried, unless the session has ended. Of equal failures in a row the first is logged,
-in a line; where the error is none of the tree, with its trace.
+A call of a rank renews its lease as it begins. But a step may compute, or wait for other ranks, for
+longer than the lease lasts. The thread begins a renewal after every third of the lease, and
+abandons it after another third. Thus two renewals fit into a lease, and one of them can stay
+unanswered. After a failure the thread tries again, unless the session has ended. If failures of the
+same type follow one another, only the first is logged, in one line; an error that is no
+EmbstoreError is logged with its traceback.
 
-A server that was started again has no sessions: the renewal opens it anew (`rank_session`).
+A restarted server has no sessions: the renewal opens the session again (`rank_session`).
 """
 
 import logging
@@ -18,25 +19,25 @@ from embstore.errors import EmbstoreError, RankFailedError, SessionExpiredError,
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 1.0
-"""How long the end of a run waits for a renewal that is out: its answer is of no use by then."""
+"""Seconds that the end of a run waits for a running renewal, whose answer is of no use by then."""
 
 
 class Lease:
-    """Keeps a rank's lease until it is stopped, or the session has ended."""
+    """Renews a rank's lease until it is stopped, or the session has ended."""
 
     def __init__(self, renew: Callable[[float], object], lease_ms: int) -> None:
-        """Begin; `renew` is called with the seconds that it may take."""
+        """Start the thread; `renew` is called with its timeout in seconds."""
         self._renew = renew
         self._interval_s = lease_ms / 3000
         self._stopped = threading.Event()
         self.is_answered = True
-        """Whether the last renewal was; while one is out, it is not."""
+        """Whether the last renewal was answered; False while a renewal is running."""
         self._thread = threading.Thread(target=self._run, name="embstore-lease", daemon=True)
         self._thread.start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether renewing has ended."""
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
@@ -46,7 +47,7 @@ class Lease:
 
     def _run(self) -> None:
         begun = monotonic()
-        failed_by: type | None = None  # since one was answered
+        failed_by: type | None = None  # the type of the last failure since the last answer
         while not self._stopped.wait(max(begun + self._interval_s - monotonic(), 0.0)):
             begun = monotonic()
             self.is_answered = False

@@ -1,39 +1,42 @@
-"""A session as one rank has it, also over restarts of the server and leases that ran out.
+"""The session of one rank, which survives restarts of the server and expired leases.
 
-A session ends with its server's process. Its place is left, the last finished step, as durable as
-the rows. Therefore a loop can go on behind a restart, if nothing was lost: the session is opened
-again at its place, steps that are announced and not finished are announced again, and the call that
-was out is repeated. A step that was sent to be finished, and is not after the place, has been
-finished: it is not sent again, and only its answer is lost.
+A session ends with its server's process, but its resume position stays: its last finished step, as
+durable as the rows. Therefore a loop can continue after a restart if nothing was lost. The session
+is opened again at its position, steps that are announced and not finished are announced again, and
+the unanswered call is repeated. A step may have been sent to be finished before the restart. If it
+is at or before the position, it has been finished: it is not sent again, and only its answer is
+lost.
 
-A trainer that was killed keeps its place until its lease has run out, which ends the session. For a
-restart at once, joining a session waits for that: it is opened and joined, over and over. The rank
-chooses the token by which it joins, so that it can leave a session even if the answer to its join
+A trainer that was killed keeps its rank until its lease has expired, which ends the session. If it
+is restarted at once, joining waits for that: the session is opened and joined again and again. The
+rank chooses the token by which it joins, so it can leave a session even if the answer to its join
 was lost.
 
-**Which call notices.** The first call whose answer is that its member is unknown, on any thread: of
-the loop, of the announcements, or the renewal of the lease, so that a rank that computes takes its
-place again as well. It opens the session again while the other threads wait for it, and their calls
-are then repeated with the new member. A call of the old member does nothing at the new server.
+**Detection.** The first call that is answered with an unknown member starts the recovery. It can be
+a call of the loop, of the announcements, or a renewal of the lease, so a rank that computes
+recovers as well. Its thread opens the session again while the other threads wait, and then their
+calls are repeated with the new member. A call with the old member has no effect at the new server.
 
-**Several tries.** Coming back may fail, as another server of a cluster is started again meanwhile.
-It is tried again as the same member, which is closed only when there is no other try: a router over
-shards takes a closed member for the end of the run, and forgets the steps that its rank has sent.
+**Retries.** Recovery may fail, for example because another server of a cluster is restarting. It is
+then retried with the same member, which is closed only when there is no further attempt: a router
+over shards regards a closed member as the end of the run, and forgets the steps that its rank has
+sent.
 
-**A trainer that was stopped** for longer than its lease comes back in the same way: its session has
-ended, at a server that knows all of it (`LeaseExpiredError`). Its tables were free meanwhile, so it
-goes on only if their t is its own still.
+**A trainer that was suspended** for longer than its lease recovers in the same way: its session has
+ended, and the server knows the session's position (`LeaseExpiredError`). Other clients could write
+to its tables meanwhile. So it continues only if t of the tables is unchanged.
 
-**The conditions.** A session that ended otherwise (a rank failed, another client closed it) is not
-opened again: the server's process is the same then. Nor is one whose store is in another epoch,
-which has lost commands: a rank that did not learn that a step was finished would also repeat it,
-while others know it as finished. And a place that this rank has not brought about belongs to
-another trainer. If one of several ranks loses its lease, that is a failure to all of them
-(`RankFailedError`), since the others cannot distinguish a rank that is stopped from one that is
-dead.
+**Conditions.** A session that ended otherwise (a rank failed, another client closed it) is not
+opened again; such an end is recognized by the unchanged process of the server. A session is not
+opened again either if the store is in another epoch, which has lost commands: a rank that did not
+receive the answer to a finished step would repeat that step, while other ranks know it as finished.
+A position that this rank has not brought about belongs to another trainer. If one of several ranks
+loses its lease, that is a failure for all of them (`RankFailedError`), since the other ranks cannot
+distinguish a suspended rank from a dead one.
 
-**Several ranks.** Each finds out for itself, and takes its place at the new server; they wait for
-one another as ever. Those whose step was not finished send it again, and the sums are the same.
+**Several ranks.** Each rank detects the restart by itself, and joins at the new server; then they
+wait for one another as usual. Ranks whose step was not finished send it again, and the sums are the
+same.
 """
 
 import threading
@@ -63,7 +66,7 @@ T = TypeVar("T")
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
 _LEAVE_S = 1.0
-"""How long leaving takes at most where it is of little use: the lease ends the place as well."""
+"""Maximum seconds for leaving a session that may not answer: the lease ends the rank, too."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Opening:
     options: RunOptions
 
     def opened(self, sessions: Sessions) -> SessionFacts:
-        """Open the session, or find it open."""
+        """Open the session, or return the open one."""
         options = self.options
         return sessions.open(
             self.name,
@@ -91,8 +94,8 @@ class Opening:
 
     @property
     def patience_s(self) -> float:
-        """Seconds to wait for the rank's place and its tables: for the lease of a trainer that was
-        killed, or for other ranks that are still to leave the session before."""
+        """Seconds to wait for the rank and its tables to become free: for the lease of a killed
+        trainer to expire, or for other ranks to leave the previous session."""
         options = self.options
         if options.wait_s is not None:
             return options.wait_s
@@ -103,31 +106,31 @@ class Opening:
 
 
 class RankSession:
-    """A rank's session from joining to leaving. Any thread; steps are finished one by one, or, in a
-    session with waits="none", several at once."""
+    """A rank's session from joining to leaving. Any thread. Steps are finished one by one or, with
+    waits="none", several concurrently."""
 
     def __init__(self, sessions: Sessions, opening: Opening) -> None:
-        """Open the session and join it; wait until its place and its tables are free.
+        """Open the session and join it; wait until the rank and the tables are free.
 
         Raises
         ------
-        TableHeldError : another trainer keeps the place, or other sessions the tables.
+        TableHeldError : another trainer occupies the rank, or another session locks the tables.
         """
         self._sessions, self._opening = sessions, opening
-        self._resuming = threading.Lock()  # Held while the session is opened again.
-        self._guard = threading.Lock()  # Of the fields below, for a moment.
+        self._resuming = threading.Lock()  # Locked while the session is opened again.
+        self._guard = threading.Lock()  # Guards the fields below, for short moments.
         self._member: str | None = None  # None once the rank has left.
-        self._joining: str | None = token_hex(16)  # The member to come; None: it has come.
+        self._joining: str | None = token_hex(16)  # The member while it joins; None: it has joined.
         self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced to this member, by step.
-        self._sent_step = 0  # The last that was sent to be finished.
-        self._has_ended = False  # It has no more steps; others may go on.
-        self._lost: EmbstoreError | None = None  # Why it cannot go on.
-        self._t: dict[str, int] = {}  # Of each table, after all that was acknowledged here.
+        self._sent_step = 0  # The last step that was sent to be finished.
+        self._has_ended = False  # This rank has no more steps; other ranks may continue.
+        self._lost: EmbstoreError | None = None  # Why the session cannot continue.
+        self._t: dict[str, int] = {}  # t of each table after all acknowledged steps of this rank.
         self._lease: Lease | None = None
         self._serving = sessions.serving()
         self.facts: SessionFacts
         """The session as it was when it was joined last."""
-        self._place = 0  # When the session was joined last.
+        self._place = 0  # The resume position when the session was joined last.
         self.last_step = 0
         """The last step known to be finished."""
         try:
@@ -157,17 +160,17 @@ class RankSession:
     def leave(self, failure: BaseException | None) -> None:
         """Close the session for this rank, after any outcome.
 
-        After a failure, or when the server does not answer any more, it waits no longer than a
-        moment: the lease will end the rest.
+        After a failure, or if the server no longer answers, this takes at most a moment: the lease
+        will end the rest.
         """
         with self._guard:
-            members = self._member, self._joining  # The store may have taken it unheard.
+            members = self._member, self._joining  # The store may have accepted it without answer.
             self._member = self._joining = None
         try:
             if self._lease is not None:
                 self._lease.stop()
         finally:
-            with ExitStack() as closing:  # each, even if others fail
+            with ExitStack() as closing:  # close each member, even if closing another one fails
                 for member in filter(None, members):
                     closing.callback(self._close, member, failure)
 
@@ -175,7 +178,7 @@ class RankSession:
         is_answered = self._lease is None or self._lease.is_answered
         timeout_s = None if failure is None and is_answered else _LEAVE_S
         try:
-            forgets = self._opening.options.name is None  # not known elsewhere: no place to keep
+            forgets = self._opening.options.name is None  # unnamed: its position is of no use
             self._sessions.close(member, forget=forgets, timeout_s=timeout_s)
         except EmbstoreError as exc:
             if failure is None:
@@ -184,7 +187,7 @@ class RankSession:
 
     @property
     def member(self) -> str:
-        """The member that calls of this rank name now, or InvalidArgumentError once it has left."""
+        """The present member for calls of this rank; InvalidArgumentError after it has left."""
         member = self._member
         if member is None:
             raise InvalidArgumentError("expected the run to be used inside its with block")
@@ -193,12 +196,13 @@ class RankSession:
     # Calls
 
     def call(self, work: Callable[[str], T]) -> T:
-        """Return the result of `work`, called with the member; it is repeated in a session that was
-        opened again, so it must bear that.
+        """Return the result of `work`, called with the member. If the session has to be opened
+        again, `work` is repeated with the new member, so it must allow repetition.
 
         Raises
         ------
-        SessionExpiredError : the session has ended otherwise, or its server has lost commands.
+        SessionExpiredError : the session has ended for another reason, or its server has lost
+            commands.
         """
         while True:
             member = self.member
@@ -211,7 +215,7 @@ class RankSession:
                 self._go_on(member, ended)
 
     def announce(self, steps: Mapping[int, Mapping[str, Keys]]) -> None:
-        """Announce steps, each the next one."""
+        """Announce consecutive steps, beginning with the next one."""
 
         def announced(member: str) -> str:
             self._sessions.announce(member, steps)
@@ -223,7 +227,7 @@ class RankSession:
                 if self._member in (member, None):
                     self._unfinished.update(steps)
                     return
-            # It was announced to a server that has gone since.
+            # The server that received the announcement has restarted since.
 
     def end_steps(self) -> None:
         """Declare that this rank has no more steps, and wait until no rank has."""
@@ -244,17 +248,18 @@ class RankSession:
 
         Returns
         -------
-        If the step was done and its answer is lost: command number 0, and the tables' t.
+        The answer. If the step was executed and its answer lost: command number 0, and the tables'
+        t.
         """
 
         def finished(member: str) -> AcknowledgedUpdate:
             if self._place >= number:
                 return self._found_finished(verb)
-            with self._guard:  # several may be sent at once
+            with self._guard:  # several steps may be sent concurrently
                 self._sent_step = max(self._sent_step, number)
             try:
                 return send(member)
-            except LeaseExpiredError:  # it was not done, nor were those after it
+            except LeaseExpiredError:  # this step and later ones were not executed
                 with self._guard:
                     self._sent_step = min(self._sent_step, number - 1)
                 raise
@@ -266,13 +271,13 @@ class RankSession:
         return done
 
     def _note(self, done: AcknowledgedUpdate) -> None:
-        """Note t: among concurrent calls the later answer may come first."""
+        """Note t; the answers of concurrent calls may arrive in any order."""
         with self._guard:
             for name, t in done.t.items():
                 self._t[name] = max(t, self._t.get(name, t))
 
     def _found_finished(self, verb: str) -> AcknowledgedUpdate:
-        """Return the answer of the step at the place, as far as the tables show it."""
+        """Return the answer for the step at the resume position, as far as the tables show it."""
         t = self._sessions.t(self._opening.tables)
         is_unapplied = verb == "updated" and t == self._t
         return AcknowledgedUpdate(0, t, skipped=verb == "skipped" or is_unapplied)
@@ -283,14 +288,14 @@ class RankSession:
     # After a restart, or a lease that ran out
 
     def _go_on(self, member: str, ended: EmbstoreError) -> None:
-        """Open the session again, if `member` was joined at a server that was started again since,
-        or was silent for too long.
+        """Open the session again, if the server was restarted since `member` joined, or if the
+        member's lease expired.
 
-        Raises `ended` where it was not; SessionExpiredError: the server has lost something.
+        Raises `ended` if neither is the case; SessionExpiredError if the server has lost something.
         """
         with self._resuming:
             if self._member != member:
-                return  # Another thread was here, or the rank has left.
+                return  # Another thread has opened it, or the rank has left.
             if self._lost is not None:
                 raise type(self._lost)(*self._lost.args)
             process = self._serving.process
@@ -311,8 +316,8 @@ class RankSession:
                     process, ended = serving.process, again
 
     def _was_silent(self, member: str, ended: EmbstoreError) -> bool:
-        """Return whether a member's session has ended with its lease."""
-        if isinstance(ended, OutcomeUnknownError):  # which does not say how
+        """Return whether a member's session has ended because its lease expired."""
+        if isinstance(ended, OutcomeUnknownError):  # it does not show how the session ended
             try:
                 self._sessions.renew(member)
             except EmbstoreError as exc:
@@ -330,7 +335,7 @@ class RankSession:
                 raise
             if self._sessions.serving() != serving:
                 raise SessionExpiredError("the server was restarted while the rank joined")
-            known = self.last_step  # Before the place: calls of the member before may still end.
+            known = self.last_step  # Read first: calls of the old member may still end.
             place = self._sessions.renew(member).last_step
             self._check_kept(known, place, serving)
             with self._guard:
@@ -342,16 +347,16 @@ class RankSession:
                 if self._member is None:
                     raise SessionExpiredError("the rank has left the session meanwhile")
                 self._member, self._joining = member, None
-                if self._lease is not None and self._lease.has_ended:  # by a store that had failed
+                if self._lease is not None and self._lease.has_ended:  # the store had failed
                     self._lease = Lease(self._renew, self.facts.lease_ms)
         except BaseException as failure:
-            if self._lost is not None or self._member is None:  # it is not tried again
+            if self._lost is not None or self._member is None:  # there is no further attempt
                 self._close(member, failure)
             raise
 
     def _check_kept(self, known: int, place: int, serving: Serving) -> None:
-        """Raise SessionExpiredError unless the server has the steps that this rank knew to be
-        finished, and no others."""
+        """Raise SessionExpiredError unless the server has exactly the finished steps of this rank:
+        all that the rank knows to be finished, and none that it has not sent."""
         last = max(self.last_step, self._sent_step)
         if place < known:
             first = place + 1
@@ -380,15 +385,15 @@ class RankSession:
         self._end(f"{what} open the session again: it goes on after step {place}", serving)
 
     def _was_written(self, own_steps: int) -> bool:
-        """Return whether t of a table has grown by more than some steps of this rank, whose answers
-        were lost."""
+        """Return whether t of a table has grown by more than `own_steps`, the number of this rank's
+        steps whose answers were lost."""
         if self._opening.options.shared:
             return False
         found = self._sessions.t(self._opening.tables)
         return any(not 0 <= found[name] - t <= own_steps for name, t in self._t.items())
 
     def _end(self, why: str, serving: Serving) -> NoReturn:
-        """Stop going on: keep the reason, and raise it."""
+        """Note why the session cannot continue, and raise that error."""
         is_other = serving.process != self._serving.process
         what = "the server was restarted" if is_other else "its lease had run out"
         self._lost = SessionExpiredError(f"session {self._opening.name!r}: {what}, and {why}")

@@ -1,20 +1,21 @@
-"""Batches read and announced ahead of a loop, which takes one announced step after the other.
+"""Batches are read and announced ahead of a loop, which takes one announced step after the other.
 
-A step goes through three hands, each with a thread of its own:
+A step passes three stages, each in its own thread:
 
     reader       takes a batch, asks `keys` for its keys, makes them unique        -> prepared
     announcer    announces prepared steps, all of them in one call                 -> announced
-    the loop     takes the next announced step; looks up, and finishes it
+    the loop     takes the next announced step; looks it up, and finishes it
 
-With two threads, steps that become ready while a call is out go with the next one, and a slow
-iterator holds nothing back. A step is read only when at most `lookahead` steps then lie beyond the
-last finished one: that bounds the announced keys, and the batches in memory.
+Because reader and announcer are separate threads, steps that become ready during a call are sent
+together in the next call, and a slow iterator delays no announcement. A step is read only if it is
+at most `lookahead` steps after the last finished step. That bounds the number of announced keys,
+and of batches in memory.
 
-An error in the iterator, in `keys` or in an announcement is kept as the end of the sequence and
-raised in the loop at the step where it belongs, after every step before it.
+If the iterator, `keys` or an announcement raises an error, the error is queued after all earlier
+steps, and ends the sequence. The loop raises it at the step at which it occurred.
 
-Rejected: announcing in the loop itself, whose every step would wait for the answer; and a reader
-that begins anew after a break, because the steps announced before stand in its way.
+Rejected: announcing in the loop itself, as every step would wait for the answer. Also rejected: a
+reader that starts again after a break, because the steps announced before are still pending.
 """
 
 import itertools
@@ -35,15 +36,15 @@ from embstore.commands import Prefetched
 from embstore.errors import InvalidArgumentError
 
 KeysOf = Callable[[Any], Mapping[str, ArrayLike]]
-"""Returns a batch's keys by table."""
+"""A function that returns a batch's keys by table."""
 
 _NO_BATCH = object()
 _STOP_S = 1.0
-"""How long a loop that ends waits for its threads: an iterator may block for ever."""
+"""Seconds that a loop that ends waits for its threads: an iterator may block for ever."""
 
 
 class OnceKeys(NamedTuple):
-    """One table's keys of a step, each once, and the way back."""
+    """The unique keys of one table in a step, and the index of each original key among them."""
 
     keys: Keys  # (u,), in order of first occurrence
     inverse: NDArray[np.int32]  # (n,)
@@ -54,51 +55,52 @@ class OnceKeys(NamedTuple):
         return len(self.keys) == len(self.inverse)
 
     def spread(self, rows: Rows) -> Rows:
-        """Return a row for each key as it was given."""
+        """Return a row for each original key, given the rows of the unique keys."""
         return rows if self.is_identity else rows[self.inverse]
 
 
 @dataclass
 class Entry:
-    """A step between iterator and loop."""
+    """A step on its way from the iterator to the loop."""
 
     number: int
-    """Its number in the session; 0: it is none of a session's."""
+    """The number of the step in its session; 0: the step does not belong to a session."""
     batch: Any
     once: Mapping[str, OnceKeys]
     was_on_device: bool = False
-    """Whether some of its keys were in a device's memory."""
+    """Whether some of the keys were in a device's memory."""
     was_looked_up: bool = False
     finished_by: str = ""
-    """The verb that finished it."""
+    """The verb that finished the step; "": it is not finished."""
     bags: dict[str, Any] = field(default_factory=dict)
-    """By table, the unit of its last pooled lookup (`bags.Of`)."""
-    prefetched: Prefetched | None = None  # Loop only.
+    """By table, the unit of the last pooled lookup (`bags.Of`)."""
+    prefetched: Prefetched | None = None  # In the loop's thread only.
     prefetched_by: str = ""
-    """The member for which rows were asked for; rows for another one are void."""
+    """The member for which rows were requested; rows for an earlier member are void."""
     flight: Any = None
-    """The data of a run that does not wait for updates (`write_behind`)."""
+    """The data of this step in a run that does not wait for updates (`write_behind`)."""
 
     @property
     def keys(self) -> dict[str, Keys]:
-        """The keys that are announced for it."""
+        """The keys that are announced for the step."""
         return {table: once.keys for table, once in self.once.items()}
 
 
 Prepare = Callable[[Any, Mapping[str, OnceKeys]], object]
-"""Takes a batch, and its distinct keys by table."""
+"""A function that is called with a batch and its distinct keys by table."""
 
 
 class End(NamedTuple):
-    """The end after the last step: an exception to raise there, or none."""
+    """The end of the sequence, after the last step, with an exception to raise there, if any."""
 
     failure: BaseException | None = None
 
 
 class ReadAhead:
-    """Reads and announces steps ahead of one loop, from step `first` on, behind `skip` batches.
+    """Reads and announces steps ahead of one loop. The first step is number `first`; it gets the
+    first batch after `skip` batches, which are left out.
 
-    All fields below `_changed` are read and written with it held.
+    All fields below `_changed` are read and written with its lock.
     """
 
     def __init__(
@@ -113,10 +115,10 @@ class ReadAhead:
         prepare: Callable[[Entry], object],
         skip: int = 0,
     ) -> None:
-        """Begin; `prepare` is called with each step in turn, in the reader's thread."""
+        """Start the threads; `prepare` is called with each step in turn, in the reader's thread."""
         self._skip = skip
         self.skipped = 0
-        """Batches that were read and left out. The loop's, once it has taken something."""
+        """Number of batches that were read and left out. For the loop, after its first `take`."""
         self._batches, self._keys, self._announce = batches, keys, announce
         self._tables, self._first, self._lookahead = tables, first, lookahead
         self._prepare = prepare
@@ -126,7 +128,7 @@ class ReadAhead:
         self._finished = first - 1
         self._stopped = False
         self.has_ended = False
-        """The loop has seen the end: all announced steps were begun. Loop only."""
+        """Whether the loop has reached the end: no announced step is left. For the loop only."""
         self._threads = [
             threading.Thread(target=target, name=f"embstore-{name}", daemon=True)
             for name, target in (("reader", self._read), ("announcer", self._send))
@@ -135,9 +137,9 @@ class ReadAhead:
             thread.start()
 
     def take(self) -> Entry | None:
-        """Wait for the next step to be announced and return it; None after the last.
+        """Wait for the next step to be announced and return it; None after the last step.
 
-        An error of the iterator, `keys` or the announcement at this step is raised here.
+        An error of the iterator, of `keys` or of the announcement of this step is raised here.
         """
         if not self._wait_for(lambda: self._announced):
             raise InvalidArgumentError("expected the loop to end before the run's with block does")
@@ -157,20 +159,20 @@ class ReadAhead:
         return item if isinstance(item, Entry) else None
 
     def announced(self, count: int) -> list[Entry]:
-        """Return the steps, at most `count`, that `take` would return one after the other."""
+        """Return the next steps, at most `count`, that `take` would return without waiting."""
         with self._changed:
             items = list(itertools.islice(self._announced, count))
         return [item for item in items if isinstance(item, Entry)]
 
     def fail(self, failure: BaseException) -> None:
-        """Raise a failure in the loop, behind the steps that are announced: no step is finished any
-        more, so none will be announced."""
+        """Raise a failure in the loop, after the announced steps. To be called when no further step
+        can be finished, so that none will be announced."""
         with self._changed:
             self._announced.append(End(failure))
             self._changed.notify_all()
 
     def finish(self, number: int) -> None:
-        """Make room for steps beyond this one, because it is finished."""
+        """Note that a step is finished, so that a later one can be read."""
         with self._changed:
             self._finished = max(self._finished, number)
             self._changed.notify_all()
@@ -184,7 +186,7 @@ class ReadAhead:
             thread.join(_STOP_S)
 
     def _read(self) -> None:
-        """Prepare every step in turn. The reader's thread."""
+        """Prepare every step in turn. Runs in the reader's thread."""
         try:
             batches = iter(self._batches)
             while self.skipped < self._skip and not self._stopped:
@@ -200,14 +202,14 @@ class ReadAhead:
                 entry = self._entry(number, batch)
                 self._prepare(entry)
                 self._put(entry)
-        except BaseException as failure:  # Any error is for the loop.
+        except BaseException as failure:  # The loop raises it.
             self._put(End(failure))
 
     def _has_room(self, number: int) -> bool:
         return number <= self._finished + self._lookahead
 
     def _wait_for(self, condition: Callable[[], object]) -> bool:
-        """Wait until `condition` holds; return False if reading was stopped instead."""
+        """Wait until `condition` is true; return False if reading was stopped instead."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or condition())
             return not self._stopped
@@ -227,7 +229,7 @@ class ReadAhead:
         return Entry(number, batch, once, any(map(is_on_device, given.values())))
 
     def _send(self) -> None:
-        """Announce prepared steps, as long as there are any. Runs in the announcer's thread."""
+        """Announce prepared steps until the end. Runs in the announcer's thread."""
         while self._wait_for(lambda: self._prepared):
             with self._changed:
                 items = list(self._prepared)
@@ -240,7 +242,7 @@ class ReadAhead:
                 return
 
     def _accepted(self, items: list[Entry | End]) -> list[Entry | End]:
-        """Announce the steps among `items`; return them up to the first that was refused."""
+        """Announce the steps among `items`; return the items up to the first refused step."""
         entries = [item for item in items if isinstance(item, Entry)]
         try:
             if entries:
@@ -249,7 +251,7 @@ class ReadAhead:
         except BaseException as failure:
             if len(items) == 1 or not isinstance(failure, InvalidArgumentError):
                 return [End(failure)]
-        # A call that is refused has changed nothing; one by one shows at which step it belongs.
+        # A refused call has changed nothing. Repeating it step by step shows which step is wrong.
         accepted: list[Entry | End] = []
         for item in items:
             accepted += self._accepted([item])
@@ -259,7 +261,7 @@ class ReadAhead:
 
 
 def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callable[[Entry], object]:
-    """Return a function for each step that was read: our part, then the caller's."""
+    """Return a function for each step that was read, which calls `own` and then `callers`."""
 
     def prepare(entry: Entry) -> None:
         own(entry)
@@ -270,7 +272,7 @@ def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callab
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise InvalidArgumentError if some tables of the mapping, named by `what`, are not known."""
+    """Raise InvalidArgumentError if `given`, named `what` in the message, has unknown tables."""
     unknown = sorted(set(given) - set(known), key=repr)
     if unknown:
         raise InvalidArgumentError(

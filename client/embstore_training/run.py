@@ -1,26 +1,27 @@
 """The trainer's side of a session: a loop over batches whose steps are looked up and updated.
 
 `Run` is one rank's part in a session, over any store. While its loop works on one step, `ReadAhead`
-announces those to come.
+announces the coming steps.
 
-A loop that is left early stops reading; its batches are lost to it, and the steps that were
-announced and not begun are dropped when the session closes. They are not finished, so opening the
-session by name goes on at the first of them (`last_step` + 1).
+A loop that is left early stops reading, and the batches that were read are lost to it. Steps that
+were announced and not begun are dropped when the session closes. They are not finished, so a
+session that is opened by the same name continues with the first of them (`last_step` + 1).
 
 **Resuming.** The batches of a run's loops, one loop after the other, are the batches of its steps.
-With `resume` this holds from step 1 on, and batches of finished steps are read and left out: their
-number need not be known. Without it they begin after `last_step`. The batches do not show whether
-they do; but a caller that never asks where the session goes on cannot have known. Therefore a run
-that goes on warns, once, if its first loop begins before `last_step` (or `facts`) was read, or
-`resume=False` was given. `batches[run.last_step:]` reads it.
+With `resume` the first batch is that of step 1, and batches of finished steps are read and left
+out, so the caller need not know their number. Without `resume` the first batch is that of step
+`last_step` + 1. The batches themselves do not show whether they begin there, but a caller that
+never reads the position of the session cannot know it. Therefore a run that continues a session
+warns, once, if its first loop begins before `last_step` (or `facts`) was read and without
+`resume=False`. A caller that slices `batches[run.last_step:]` has read the position.
 
-A server that is killed, or stopped, and started again is waited for, and the loop goes on where it
-was, if nothing is lost: see `rank_session`.
+If a server is stopped or killed, and started again, the run waits for it. The loop continues at its
+step, if nothing is lost: see `rank_session`.
 
     step         the interface of one step for the body of the loop
     exchange     the calls that steps make; write_behind: the calls of a run with waits="none"
     read_ahead   batches, announced ahead of the loop
-    times        where the loop's time goes
+    times        the time of the loop, by its parts
 """
 
 import os
@@ -57,11 +58,11 @@ T = TypeVar("T")
 def _own_name() -> str:
     """Return a name for a session without one, by which people can identify it."""
     script = Path(sys.argv[0]).name if sys.argv else ""
-    if not script or script.startswith("-"):  # as of `python -c`: a command takes no such name
+    if not script or script.startswith("-"):  # `python -c`; "-..." is no name on a command line
         script = "python"
     made = f"{script[-60:]}@{socket.gethostname()[:60]}-pid{os.getpid()}"
     plain = "".join(c if c.isprintable() and c not in ": " else "_" for c in made)
-    return f"{plain}-{token_hex(4)}"  # a process may have several, and another one its id later
+    return f"{plain}-{token_hex(4)}"  # a process may have several, and process ids are reused
 
 
 class Run:
@@ -72,13 +73,13 @@ class Run:
 
         Parameters
         ----------
-        tables : tables that steps may name
+        tables : names of the tables that steps can use
         options : as in `embstore.handles.run_options.RunOptions`
 
         Raises
         ------
-        InvalidArgumentError : `tables` is one text; an option is wrong; `waits`, `depth` and
-            `all_gather` do not go with each other, or with the rest, nor do `rows`.
+        InvalidArgumentError : `tables` is a string; an option is wrong; `waits`, `depth`,
+            `all_gather` or `rows` cannot be combined with each other or with the other options.
         """
         if isinstance(tables, str):
             raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")
@@ -92,20 +93,20 @@ class Run:
         )
         self._resume = given.resume
         self._session: RankSession | None = None  # None before the with block.
-        self._exchange: SessionExchange | None = None  # Likewise.
-        self._broken_off = False  # A loop was left early: steps are announced and not begun.
+        self._exchange: SessionExchange | None = None  # None before the with block.
+        self._broken_off = False  # A loop was left early: some announced steps were not begun.
         self._times = Times()
         self._has_warned = False
-        self._left_out = 0  # Batches of finished steps that its loops are still to be given.
-        self._is_place_known = True  # To the caller, as far as can be seen.
+        self._left_out = 0  # How many more batches of finished steps its loops have to leave out.
+        self._is_place_known = True  # Whether the caller knows the resume position, as far as seen.
 
     def __enter__(self) -> Self:
-        """Open the session and join it; wait until its place and its tables are free.
+        """Open the session and join it; wait until the rank and the tables are free.
 
         Raises
         ------
-        TableHeldError : another trainer keeps the place, or other sessions the tables.
-        InvalidArgumentError : rows="device", which this process does not reach.
+        TableHeldError : another trainer occupies the rank, or another session locks the tables.
+        InvalidArgumentError : rows="device", and this process cannot reach the store's device.
         """
         check_reached(self._rows, self._sessions)
         self._session = RankSession(self._sessions, self._opening)
@@ -126,16 +127,16 @@ class Run:
     ) -> None:
         """Close the session for this rank, after any outcome.
 
-        With waits="none" it waits first until all finished steps are acknowledged. After a failure,
-        or when the server does not answer any more, it waits no longer than a moment: the lease
-        will end the rest.
+        With waits="none" it first waits until all finished steps are acknowledged. After a failure,
+        or if the server no longer answers, it waits for at most a moment: the lease will end the
+        rest.
         """
         try:
             self._stop_reading()
             if self._exchange is not None:
                 self._exchange.close(failure)
         finally:
-            self._exchange = None  # it may have many rows
+            self._exchange = None  # free its rows, which may be many
             self._joined.leave(failure or sys.exception())
 
     @property
@@ -150,35 +151,35 @@ class Run:
 
     @property
     def member(self) -> str:
-        """The member that calls of this rank name, or InvalidArgumentError outside the with block.
+        """The member that calls of this rank name; InvalidArgumentError outside the with block.
 
-        Another one where the session was opened again: see `in_session`.
+        When the session is opened again, the member changes: see `in_session`.
         """
         return self._joined.member
 
     @property
     def facts(self) -> SessionFacts:
-        """The session as it was when it was opened, or InvalidArgumentError before that."""
+        """The session as it was when it was opened; InvalidArgumentError before that."""
         self._is_place_known = True
         return self._joined.facts
 
     @property
     def last_step(self) -> int:
-        """The last step that is finished at the store, 0 for none: the next loop begins with the
-        one after it. With waits="none" the loop may be ahead of it."""
+        """The last step that is finished at the store; 0: no step. The next loop begins with the
+        step after it. With waits="none" the loop may be ahead of it."""
         self._is_place_known = True
         return 0 if self._session is None else self._session.last_step
 
     def expect_place(self, last_step: int) -> None:
-        """Declare that the caller's batches begin after `last_step`. Where the session goes on
-        there, no loop warns of its place."""
+        """Declare that the caller's batches begin after `last_step`. If the session continues
+        there, no loop warns about the position."""
         self._is_place_known |= self._joined.last_step == last_step
 
     def in_session(self, work: Callable[[str], T]) -> T:
-        """Return the result of `work`, which makes calls of the member that it is given.
+        """Return the result of `work`, a function that makes calls with the member that it gets.
 
-        Where the server was started again, and has lost nothing, `work` is called once more, with
-        the member of the session that was opened again. It must find out which calls were done
+        If the server is restarted and has lost nothing, `work` is called once more, with the member
+        of the session that was opened again. It must find out which of its calls were executed
         before.
         """
         return self._joined.call(work)
@@ -188,22 +189,24 @@ class Run:
     ) -> Iterator[Step]:
         """Yield a step for each batch, announced as far ahead as the session allows.
 
-        A step that the loop neither updates, releases nor skips is released when it takes the next
-        one, with a warning if it was looked up. A loop that is left early loses the batches that
-        were read ahead, `lookahead` at most.
+        A step that the loop neither updates, releases nor skips is released when the loop takes the
+        next step, with a warning if it was looked up. A loop that is left early loses the batches
+        that were read ahead, at most `lookahead`.
 
         Parameters
         ----------
-        batches : any iterable that `keys` understands; a thread of its own iterates over it; with
-            `resume` the batches of all steps, of which finished ones are left out
-        keys : returns a batch's keys by table, (n,) int64 in any order, repeated or not
-        prepare : takes a batch and its distinct keys, {table: `OnceKeys`}, as `keys` in that thread
+        batches : any iterable of values that `keys` understands; a background thread iterates over
+            it. With `resume` it has the batches of all steps, and finished steps are left out
+        keys : function that returns a batch's keys by table, (n,) int64 in any order, repeated or
+            not
+        prepare : function that gets a batch and its distinct keys, {table: `OnceKeys`}; called in
+            the same thread as `keys`
 
         Raises
         ------
-        InvalidArgumentError : outside the with block, within another loop, or after one that was
-            left early; or `keys` returned wrong keys, at its step.
-        Errors of `batches`, `keys` and `prepare`, at the step where they belong.
+        InvalidArgumentError : outside the with block, within another loop, or after a loop that was
+            left early; or, at the step of the batch, if `keys` returned wrong keys.
+        Errors of `batches`, `keys` and `prepare`, at the step of the batch.
         """
         session, _ = self._joined, self.member
         self._warn_of_place(session.last_step)
@@ -240,16 +243,17 @@ class Run:
                 self._stop_reading()
 
     def join(self) -> None:
-        """Declare that this rank has no more steps, and wait until no rank has.
+        """Declare that this rank has no more steps, and wait until no rank has more steps.
 
-        For ranks with unequal numbers of batches, behind the loop: steps of the other ranks do not
-        wait for this rank any more, as in `torch.distributed.algorithms.Join`. Then `last_step` is
-        the last of all ranks, and the run takes no more steps.
+        It is for ranks with unequal numbers of batches, after the loop. Steps of other ranks then
+        no longer wait for this rank, as in `torch.distributed.algorithms.Join`. Afterwards
+        `last_step` is the last step of all ranks, and the run accepts no more steps.
 
         Raises
         ------
-        InvalidArgumentError : within a loop, or after one that was left early.
-        RankFailedError : another rank has failed, has never joined, or has left with steps to come.
+        InvalidArgumentError : within a loop, or after a loop that was left early.
+        RankFailedError : another rank has failed, has never joined, or has left before its last
+            step.
         """
         if self._ahead is not None or self._broken_off:
             raise InvalidArgumentError(
@@ -264,21 +268,22 @@ class Run:
         self._joined.end_steps()
 
     def delete(self, table: str, keys: ArrayLike) -> Deleted:
-        """Delete rows of one of the run's tables, as `Table.delete`: within a loop too, between the
-        calls of its steps. A later lookup has the initial rows, also of a step that was announced.
+        """Delete rows of one of the run's tables, as `Table.delete`. It can be called within a
+        loop, too, between the calls of its steps. Later lookups return the initial rows, also in a
+        step that was announced before.
 
-        A step that was looked up before is updated as if it had been looked up after it: gradients
-        of deleted rows are applied to the initial ones.
+        A step that was looked up before the deletion is updated as if it had been looked up after
+        it: gradients of deleted rows are applied to the initial rows.
 
         Raises
         ------
-        InvalidArgumentError : the run has no such table; waits="none"; keys of another shape, dtype
-            or range. Nothing has changed.
+        InvalidArgumentError : the run has no such table; waits="none"; keys have another shape,
+            dtype or range. Nothing has changed.
         """
         return self._deleted(lambda member: self._sessions.delete_rows(member, table, keys))
 
     def clear(self, table: str) -> Deleted:
-        """Delete all rows of one of the run's tables, as `delete` some."""
+        """Delete all rows of one of the run's tables; as `delete` otherwise."""
         return self._deleted(lambda member: self._sessions.clear_table(member, table))
 
     def _deleted(self, delete: Callable[[str], Deleted]) -> Deleted:
@@ -290,7 +295,8 @@ class Run:
     def synchronize(self) -> int:
         """Wait until the store has every step that the loop has finished; return `last_step`.
 
-        For a checkpoint within a loop with waits="none": without it some steps may be on their way.
+        With waits="none" some finished steps may not have reached the store yet, so call this
+        before a checkpoint within a loop.
 
         Raises
         ------
@@ -307,9 +313,9 @@ class Run:
     def reporting(
         self, store: "Store", path: str | os.PathLike[str] | None
     ) -> AbstractContextManager[Callable[[], object]]:
-        """Yield a function to call after each step, and write the run's history to a file for
-        `embstore report` at the end, also where it has failed. None: write nothing."""
-        from embstore_training.history import reporting  # which is of a run
+        """Yield a function to call after each step. At the end, even after a failure, write the
+        run's history to a file for `embstore report`. If `path` is None, write nothing."""
+        from embstore_training.history import reporting  # here: it imports this module
 
         return reporting(store, self, path)
 
@@ -323,7 +329,7 @@ class Run:
         return entry
 
     def _warn_of_place(self, last_step: int) -> None:
-        """Warn once of a session that goes on, where its place was not read."""
+        """Warn once about a session that continues, if the caller has not read its position."""
         if not self._is_place_known:
             self._is_place_known = True
             warnings.warn(
@@ -335,7 +341,7 @@ class Run:
             )
 
     def _warn_of(self, step: Step) -> None:
-        """Warn once of a step whose rows were used, and which the loop does not finish."""
+        """Warn once about a step whose rows were looked up, and which the loop does not finish."""
         if step.was_looked_up and not self._has_warned:
             self._has_warned = True
             warnings.warn(

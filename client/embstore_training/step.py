@@ -1,7 +1,7 @@
 """One step of a run, for the body of its loop: looked up, then finished once.
 
-Rows and gradients are given for keys, for distinct keys, or for bags (`bags`). The exchange decides
-where they are, and how they come and go: at the store, in a write-behind run, on a replica of hot
+Rows and gradients are per key, per distinct key, or per bag (`bags`). The exchange decides where
+they are and how they are transferred: at the store, in a write-behind run, or on a replica of hot
 rows.
 """
 
@@ -25,9 +25,9 @@ from embstore_training.read_ahead import Entry, check_names
 class Step:
     """One step of a run, for the body of its loop.
 
-    Arrays are NumPy's. In a session whose rows stay on the store's device (`rows="device"` of
-    `Store.session`), rows are arrays in its memory, and so may gradients be: CuPy arrays on a GPU,
-    or other objects with `__cuda_array_interface__`, as PyTorch's tensors.
+    Arrays are NumPy arrays. In a session whose rows stay on the store's device (`rows="device"` of
+    `Store.session`), rows are arrays in the device's memory, and gradients can be, too: CuPy arrays
+    on a GPU, or other objects with `__cuda_array_interface__`, such as PyTorch tensors.
     """
 
     def __init__(self, exchange: Exchange, entry: Entry) -> None:
@@ -36,16 +36,16 @@ class Step:
         self.number = entry.number
         """The step's number in the session."""
         self.batch = entry.batch
-        """The batch, as the iterator gave it."""
+        """The batch, as the iterator returned it."""
 
     @property
     def was_looked_up(self) -> bool:
-        """Whether its rows were looked up."""
+        """Whether the step's rows were looked up."""
         return self._entry.was_looked_up
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has been updated, released or skipped."""
+        """Whether the step has been updated, released or skipped."""
         return bool(self._entry.finished_by)
 
     def lookup(self) -> dict[str, Any]:
@@ -54,25 +54,26 @@ class Step:
 
     @property
     def reaches_device(self) -> bool:
-        """Whether the step's rows may be in the memory of the store's device, and its gradients."""
+        """Whether the step's rows and gradients can be in the memory of the store's device."""
         return self._exchange.reaches_device
 
     def lookup_unique(
         self, out: MakeRows | None = None
     ) -> dict[str, tuple[Any, NDArray[np.int32]]]:
-        """Return the rows of the distinct keys, (u, dim), and which of them each key has, (n,), an
-        array of the host.
+        """Return, by table, the rows of the distinct keys, (u, dim), and the index of each key's
+        row, (n,), an array on the host.
 
         Parameters
         ----------
-        out : makes the arrays that are filled and returned, float32, of the names of all the
-            batch's tables and their shapes: in the memory of the store's device, where the step
-            reaches that; of an embedded store also on the host
+        out : function that makes the arrays to be filled and returned, float32. It is called with
+            the names of all tables of the batch, and the shapes. The arrays are in the memory of
+            the store's device, if the step reaches it; for an embedded store they can also be on
+            the host
 
         Raises
         ------
-        InvalidArgumentError : `out` of a store that is not embedded, and whose device is not
-            reached; the step is finished.
+        InvalidArgumentError : `out` was passed, but the store is not embedded, and its device is
+            not reached; or the step is finished.
         """
         once = self._entry.once
         if out is None:
@@ -91,16 +92,17 @@ class Step:
     ) -> dict[str, Any]:
         """Return the pooled rows of each bag, (bags, dim) by table; an empty bag gets zeros.
 
-        A server pools them; or, where the next step has at most three ids for each bag of this one,
-        it sends that step's rows as for `lookup`, early, and they are pooled here: the bits are the
-        same. Where rows travel rounded, it is always the server that pools.
+        Usually a server pools them. But if the next step has at most three ids per bag of this
+        step, the server sends the next step's rows early, as for `lookup`, and they are pooled
+        here, to the same bits. If rows are rounded for the network, the server always pools.
 
         Parameters
         ----------
-        offsets : by table, (bags + 1,) int64 from 0 to n: bag b is the batch's keys from offsets[b]
-            to offsets[b + 1]; None: the table is plain, its rows are as in `lookup`
-        mode : for all tables, or by table; a table that it does not name has "sum"
-        weights : by table, for some of those with offsets, (n,) float32, finite; with "sum" only
+        offsets : by table, (bags + 1,) int64 from 0 to n: bag b has the batch's keys from
+            offsets[b] to offsets[b + 1]; None: the table is plain, its rows are as in `lookup`
+        mode : one mode for all tables, or a mode by table; a table that it does not name has "sum"
+        weights : by table, for some of the tables with offsets, (n,) float32, finite; with "sum"
+            only
 
         Raises
         ------
@@ -130,10 +132,10 @@ class Step:
 
         Parameters
         ----------
-        gradients : by table, (n, dim) float32, which are summed by key. A table that is left out
-            has none: its rows and t stay
-        learning_rate : of all tables, or by table; None: the table's; in a hot step, as it was when
-            the phase began
+        gradients : by table, (n, dim) float32, which are summed by key. The rows and t of a table
+            that is left out do not change
+        learning_rate : one rate for all tables, or a rate by table; None: the table's rate; in a
+            hot step, the table's rate when the phase began
 
         Returns
         -------
@@ -141,8 +143,8 @@ class Step:
 
         Raises
         ------
-        InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
-            as before. Or it is finished already.
+        InvalidArgumentError : gradients have another shape, dtype or table, or a sum is not finite;
+            the step is unchanged. Or the step is finished already.
         """
         options = self._options(learning_rate, gradient_scale, on_nonfinite)
         return self._update(dict.fromkeys(gradients, "keys"), gradients, options)
@@ -160,8 +162,8 @@ class Step:
         Parameters
         ----------
         gradients : by table, (u, dim) float32, in the order of `lookup_unique`: sums by key
-            (`embstore.arithmetic.sum_by_key`), which are sent as they are. `SomeGradients` leave
-            keys out, which are not updated.
+            (`embstore.arithmetic.sum_by_key`), which are sent unchanged. With `SomeGradients`, keys
+            that are left out are not updated.
 
         Returns, raises : as `update`.
         """
@@ -181,7 +183,7 @@ class Step:
         Parameters
         ----------
         gradients : by table, (bags, dim) float32, for the bags, mode and weights of the last
-            `lookup_pooled`; for a table that was not pooled (n, dim), for each key, as `update`
+            `lookup_pooled`; for a table that was not pooled (n, dim), one per key, as in `update`
 
         Returns, raises : as `update`.
         """
@@ -197,8 +199,8 @@ class Step:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Finish the step by an update, with gradients of occurrences of its distinct keys, or of
-        bags of them, after any kind of lookup.
+        """Finish the step by an update, with gradients of single occurrences of its distinct keys,
+        or of bags of occurrences. It can follow any kind of lookup.
 
         Parameters
         ----------
@@ -230,7 +232,7 @@ class Step:
         return done
 
     def release(self) -> AcknowledgedUpdate:
-        """Finish the step, whose rows were only read."""
+        """Finish a step whose rows were only read."""
         return self._finish("released")
 
     def skip(self) -> AcknowledgedUpdate:

@@ -1,7 +1,8 @@
 """The time of a loop by its parts: its own work, and its waits.
 
-The loop's thread is in one of four places at any time. The time outside the other three is its own
-work; so there is a clock for the whole, and one for each of the others.
+At any time the loop's thread waits for a batch, waits for rows, finishes a step, or does its own
+work. One clock measures the whole loop, and one clock each of the first three parts. The rest is
+the loop's own work.
 """
 
 from time import perf_counter
@@ -12,21 +13,21 @@ class RunStats(NamedTuple):
     """How many steps a run's loop has taken, and the seconds of its thread by part."""
 
     steps: int
-    """Steps that the loop has taken."""
+    """The number of steps that the loop has taken."""
     batch_s: float
-    """It waited for the next batch to be read and announced: the loader is too slow, or `keys`."""
+    """Waiting for the next batch to be read and announced: the loader or `keys` is slow."""
     lookup_s: float
-    """It waited for rows: for steps before, the cache, the network."""
+    """Waiting for rows: for earlier steps, for the cache, or for the network."""
     send_s: float
-    """It finished steps: gradients were sent, and applied with the other ranks'."""
+    """Finishing steps: gradients are sent, and applied together with those from other ranks."""
     compute_s: float
-    """All else in the loop."""
+    """Everything else in the loop."""
     skipped: int = 0
-    """Batches of earlier finished steps, which `resume` has left out."""
+    """The number of batches of finished steps that `resume` has left out."""
 
 
 class Times:
-    """Counts, for one loop after the other. The loop's thread only."""
+    """Measures a run's loops, one after the other. The loop's thread only."""
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0
@@ -42,7 +43,7 @@ class Times:
         self._whole.stop()
 
     def part(self, name: str) -> "_Clock":
-        """Return the clock of a part; no part is within another."""
+        """Return the clock of a part. Parts are never nested."""
         return self._parts[name]
 
     def stats(self) -> RunStats:
@@ -53,7 +54,7 @@ class Times:
 
 
 class _Clock:
-    """Counts the seconds between starts and stops, or of with blocks."""
+    """Sums the seconds between starts and stops, or inside with blocks."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -61,7 +62,7 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """The seconds that were counted until now."""
+        """The seconds counted until now."""
         now = 0.0 if self._began is None else perf_counter() - self._began
         return self._seconds + now
 

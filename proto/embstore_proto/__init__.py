@@ -1,4 +1,5 @@
-"""The wire of embstore: messages, framing of bulk calls, and the map of errors.
+"""The wire protocol of embstore: messages, framing of bulk calls, and the codes of errors.
 
-`v1/` holds the .proto file, which is the contract, and the code generated from it (`make proto`).
+`v1/` contains the .proto file, which is the contract, and the code generated from it (`make
+proto`).
 """

@@ -1,4 +1,4 @@
-"""Addresses of servers: how they are written, and who can reach them."""
+"""Addresses of servers: how they are written, and which machines can reach them."""
 
 import os
 import re
@@ -11,7 +11,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host, without brackets, and port of "host:port" or "[IPv6]:port"; else ValueError."""
+    """Return the host, without brackets, and the port of "host:port" or "[IPv6]:port". Raise
+    ValueError for any other text."""
     match = _ADDRESS.fullmatch(address)
     if not match or int(match[2]) > 65535:
         raise ValueError(address)
@@ -21,7 +22,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach `host`. Of names, only "localhost" is known to be.
+    """Return whether only this machine can reach `host`. Of all names, only "localhost" counts as
+    such.
 
     Other names are not resolved: their address may change afterwards.
     """
@@ -36,7 +38,7 @@ _SOCKET_PATH_BYTES_MAX = 100
 
 @contextmanager
 def unix_socket_address(path: Path) -> Iterator[str]:
-    """Yield the address of the Unix socket at a path, which may be longer than the kernel takes."""
+    """Yield an address of the Unix socket at a path, which can be of any length."""
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
         yield str(path)
         return

@@ -1,4 +1,4 @@
-"""Configurations of tables as messages and back."""
+"""Configurations of tables, converted to messages and back."""
 
 from dataclasses import fields
 from typing import Any
@@ -11,12 +11,12 @@ _KEY_SPACES = {"dense": pb.KEY_SPACE_DENSE, "sparse": pb.KEY_SPACE_SPARSE}
 
 
 def message_of(config: TableConfig, message: Any) -> None:
-    """Set a message to a configuration; every value is given."""
+    """Set a message to a configuration; every value is set, including defaults."""
     message.name, message.dim, message.rows = config.name, config.dim, config.rows
     message.seed, message.key_space = config.seed, _KEY_SPACES[config.key_space]
     for part in (config.optimizer, config.initializer):
         into = getattr(message, part.kind)
-        into.SetInParent()  # one whose values are all 0 is given too
+        into.SetInParent()  # makes it present even if all its values are 0
         for field in fields(part):
             setattr(into, field.name, getattr(part, field.name))
 
@@ -40,7 +40,7 @@ def config_of(message: Any) -> TableConfig:
 
 
 def _part(message: Any, oneof: str, kinds: dict[str, type[Any]]) -> Any:
-    """Return the optimizer or initializer that is set; what is absent has its default."""
+    """Return the optimizer or initializer that is set; absent values have their defaults."""
     kind = message.WhichOneof(oneof)
     if kind is None:
         raise InvalidArgumentError(

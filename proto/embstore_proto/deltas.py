@@ -1,14 +1,16 @@
-"""Ascending keys as the differences between them: a byte or two each instead of eight.
+"""Ascending keys, encoded as the differences between them: one or two bytes each instead of eight.
 
-The first number, then what each is more than the one before, each as a varint (LEB128): seven bits
-a byte, low ones first, the highest bit set in all bytes of a number but its last. A batch of n keys
-of a table of N rows has differences of about N / n, so 10,000 of 10 million rows take 2 bytes each.
+The encoding is the first number, then the difference of each number from the previous one, each as
+a varint (LEB128): seven bits per byte, low bits first, with the highest bit set in all bytes of a
+number except its last. A batch of n keys of a table of N rows has differences of about N / n, so
+10,000 keys of 10 million rows take 2 bytes each.
 
-A number has at most nine bytes, which are the 63 bits of an int64 that is not negative. Many bytes
-may stand for few, as in protobuf: what is decoded is the same.
+A number has at most nine bytes, which contain the 63 bits of an int64 that is not negative. As in
+protobuf, a number can be encoded in more bytes than it needs; it is decoded to the same value.
 
-Decoding trusts nothing, and loops over the bytes of a number and not over numbers. It goes through
-blocks, so that it takes little memory beside the keys: who counts them knows what it costs.
+Decoding does not trust its input. It loops over the byte positions within a number, and not over
+numbers. It works in blocks, so that it takes little memory in addition to the keys, and a server
+that counts the keys knows how much memory they take.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from embstore.errors import InvalidArgumentError
 _VARINT_BYTES_MAX = 9
 _BITS = 7
 _LOW, _MORE = 0x7F, 0x80
-_BLOCK = 1 << 16  # more than a number has
+_BLOCK = 1 << 16  # more bytes than a number has
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +39,12 @@ class Deltas:
 
     @property
     def shape(self) -> tuple[int]:
-        """That of the keys."""
+        """The shape of the keys."""
         return (self.count,)
 
 
 def encode(keys: Keys) -> Deltas:
-    """Return (n,) int64 that never fall and are not negative, encoded."""
+    """Encode keys, (n,) int64, ascending (equal neighbours are allowed) and not negative."""
     deltas = np.diff(keys, prepend=np.int64(0))
     lengths = np.ones(len(deltas), np.int64)
     for place in range(1, _VARINT_BYTES_MAX):
@@ -60,10 +62,10 @@ def encode(keys: Keys) -> Deltas:
 
 
 def decode(encoded: NDArray[np.uint8], count: int, what: str) -> Keys:
-    """Return the (count,) int64 keys that (bytes,) uint8 stand for; they never fall.
+    """Return the (count,) int64 keys that (bytes,) uint8 encode, in ascending order.
 
-    Raises InvalidArgumentError: another number of keys, the end within one, a number of more than
-    nine bytes, a key beyond int64; `what` names the array.
+    Raises InvalidArgumentError if there is another number of keys, the last number is incomplete, a
+    number has more than nine bytes, or a key exceeds int64; `what` names the array in the message.
     """
     found = int(np.count_nonzero(encoded < _MORE))
     if found != count:

@@ -1,8 +1,8 @@
-"""Where the arrays of a message are that lie in a GPU's memory.
+"""The positions of a message's arrays in a GPU's memory.
 
-A message may have arrays of the host beside them (offsets of bags, counts), so it has two payloads:
-that of the host, as ever, and that of the device, in a segment of its own (device_segment.py). The
-offset of an array tells which: from DEVICE_OFFSET on it counts in the device's.
+A message can also have arrays on the host (offsets of bags, counts). So it has two payloads: the
+usual one on the host, and one on the device, in its own segment (device_segment.py). The offset of
+an array shows where it is: offsets of DEVICE_OFFSET or more are in the device's payload.
 """
 
 import math
@@ -14,15 +14,15 @@ from embstore.errors import InvalidArgumentError
 from embstore_proto.v1 import embstore_pb2 as pb
 
 DEVICE_OFFSET = 1 << 48
-"""Above whatever a payload of the host may have."""
+"""The first offset in a device's payload. No payload on the host is that large."""
 DEVICE_ALIGNMENT = 64
-"""Of arrays in the device's payload, as in the host's; kernels are fast from 16 on."""
+"""Alignment of arrays in either payload, in bytes; kernels need 16 to be fast."""
 DTYPES = {np.dtype("<i8"): pb.DTYPE_INT64, np.dtype("<f4"): pb.DTYPE_FLOAT32}
-"""Keys; rows and gradients."""
+"""The dtypes of keys, and of rows and gradients, on the wire."""
 
 
 class Place(NamedTuple):
-    """An array in the device's payload."""
+    """The position, shape and dtype of an array in the device's payload."""
 
     offset: int
     shape: tuple[int, ...]
@@ -30,16 +30,16 @@ class Place(NamedTuple):
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the array."""
+        """Size of the array in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def end(self) -> int:
-        """The offset behind it."""
+        """The offset after the array."""
         return self.offset + self.byte_count
 
     def stored(self) -> pb.Array:
-        """Return it as it stands in a header."""
+        """Return the array's description for a header."""
         number = DTYPES[self.dtype]
         return pb.Array(dtype=number, shape=self.shape, offset=DEVICE_OFFSET + self.offset)
 
@@ -48,32 +48,33 @@ class OnDevice(Protocol):
     """The device's payload of a message."""
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of it. Raises InvalidArgumentError: outside; `what` names the array."""
+        """Return an array of the payload. Raises InvalidArgumentError if it is outside; `what`
+        names the array in the message."""
 
 
 class Places:
-    """The places of arrays, one after the other."""
+    """Positions for arrays, one after the other."""
 
     def __init__(self) -> None:
         self.byte_count = 0
-        """Up to the end of the last."""
+        """Size of the payload up to the end of the last array, in bytes."""
 
     def add(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Place:
-        """Return the place of the next array."""
+        """Return the position of the next array."""
         place = Place(aligned(self.byte_count), shape, dtype)
         self.byte_count = place.end
         return place
 
 
 def aligned(offset: int) -> int:
-    """Return the least place for an array from an offset on."""
+    """Return the smallest aligned offset that is not below `offset`."""
     return -(-offset // DEVICE_ALIGNMENT) * DEVICE_ALIGNMENT
 
 
 def checked_place(stored: pb.Array, expected: np.dtype[Any], dimensions: int, what: str) -> Place:
-    """Return the place that a header says; whether it is inside is not known here.
+    """Return the position of an array in a header; it may still be outside the payload.
 
-    Raises InvalidArgumentError: another dtype or number of dimensions, not aligned.
+    Raises InvalidArgumentError for another dtype or number of dimensions, or if it is not aligned.
     """
     shape = tuple(stored.shape)
     offset = stored.offset - DEVICE_OFFSET

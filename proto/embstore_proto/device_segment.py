@@ -1,24 +1,27 @@
 """Frames of the shared-memory transport for arrays in the memory of a GPU.
 
-    DEVICE_SEGMENT   client   I need so many bytes of the GPU's memory; what I had is given up
-    DEVICE_SEGMENT   server   here they are: the GPU, a handle of the memory and one of an event
-    ON_DEVICE        client   of the CALL that follows: its arrays take so many bytes of the segment
-                              from its beginning, and behind them is where I want the rows
+    DEVICE_SEGMENT   client   requests this many bytes of the GPU's memory; the client no longer
+                              uses its previous segment
+    DEVICE_SEGMENT   server   the segment: the GPU, a handle of the memory and one of an event
+    ON_DEVICE        client   for the CALL that follows: the size of its arrays, which begin the
+                              segment; the client wants the rows after them
 
-Both sides name arrays by their place in the segment, in the headers of CALL and RESULT
-(device_places.py). The rows come behind the arrays of the call.
+In the headers of CALL and RESULT, both sides name arrays by their offset in the segment
+(device_places.py). The rows come after the arrays of the call.
 
-**Order.** Before CALL the client records the event behind its copies into the segment. The server
-begins with the call when that is reached. What RESULT says is there, is there.
+**Order.** Before CALL the client records the event after its copies into the segment. The server
+begins with the call when the event is reached. All arrays that RESULT names are complete when it
+arrives.
 
-**Life.** With the server's DEVICE_SEGMENT comes a descriptor: the *tether*. The client keeps it as
-long as it has the memory or the event open, and ends it (`shutdown`, then `close`) after it has
-closed both; the end of its process does the same. Only then does the server free the memory. The
-end of the connection would be too early: a client's arrays may outlive it, and to free memory that
-another process still has open is undefined (cudaIpcOpenMemHandle). A child that was forked inherits
-the tether, and does not end it; if it outlives its parent it keeps the memory.
+**Lifetime.** With its DEVICE_SEGMENT the server passes a descriptor, the *tether*. The client keeps
+it as long as it has the memory or the event open. After closing both, it ends the tether
+(`shutdown`, then `close`); the end of its process has the same effect. Only then does the server
+free the memory. The end of the connection would be too early: a client's arrays may outlive it, and
+freeing memory that another process still has open is undefined (cudaIpcOpenMemHandle). A forked
+child inherits the tether, and does not end it; if the child outlives its parent, it keeps the
+memory allocated.
 
-A server that ends takes the memory with it. What a client still has of it then is void.
+When a server ends, its memory is freed. A client must not use its arrays in that memory any more.
 """
 
 import struct
@@ -32,40 +35,40 @@ _SEGMENT = struct.Struct(f"<Q{HANDLE_BYTES}s{HANDLE_BYTES}s")
 
 
 class Handles(NamedTuple):
-    """What a client opens a GPU's memory by."""
+    """The handles by which a client opens a GPU's memory."""
 
     byte_count: int
     memory: bytes
     event: bytes
     gpu: str
-    """Its address on the bus."""
+    """The GPU's address on the bus."""
 
 
 def request(byte_count: int) -> bytes:
-    """Return a client's request for memory."""
+    """Return the frame of a client's request for memory."""
     return frame_of(Kind.DEVICE_SEGMENT, _SIZE.pack(byte_count))
 
 
 def on_device(byte_count: int) -> bytes:
-    """Return what goes before a CALL with arrays of so many bytes in the segment."""
+    """Return the frame before a CALL whose arrays have this many bytes in the segment."""
     return frame_of(Kind.ON_DEVICE, _SIZE.pack(byte_count))
 
 
 def size_of(body: bytes) -> int:
-    """Return the bytes of a request, or of a call's arrays."""
+    """Return the number of bytes in a request, or of a call's arrays."""
     check(len(body) == _SIZE.size)
     (size,) = _SIZE.unpack(body)
     return int(size)
 
 
 def segment(handles: Handles) -> bytes:
-    """Return what goes with the tether of a server's memory."""
+    """Return the frame that a server sends with the tether of its memory."""
     fixed = _SEGMENT.pack(handles.byte_count, handles.memory, handles.event)
     return frame_of(Kind.DEVICE_SEGMENT, fixed, handles.gpu.encode())
 
 
 def handles_of(body: bytes) -> Handles:
-    """Return what the memory of a frame is opened by."""
+    """Return the handles in a frame."""
     check(len(body) > _SEGMENT.size)
     gpu = body[_SEGMENT.size :].decode("ascii", "replace")
     byte_count, memory, event = _SEGMENT.unpack_from(body)

@@ -1,16 +1,16 @@
-"""What travels with a command: of one that writes who sent it, so that it is applied once; of one
-to a shard by which map it was split."""
+"""Values that are sent with a command: the origin of a mutating command, by which it is applied
+once, and the version of the shard map by which a command to a shard was split."""
 
 from dataclasses import dataclass
 
 CLIENT_ID_CHARACTERS_MAX = 64
 MAP_METADATA = "embstore-map"
-"""The metadata with the version of the map by which a call was split."""
+"""The metadata key of the version of the map by which a call was split."""
 _DIGITS_MAX, _NO_MAP = 19, 1 << 63
 
 
 def map_version(text: str | bytes) -> int:
-    """Return the version that metadata has: 0 for none; of no number one that no map has."""
+    """Return the version in metadata; 0: none. Any other text becomes a version of no map."""
     if not text:
         return 0
     is_number = isinstance(text, str) and text.isascii() and text.isdecimal()
@@ -21,22 +21,22 @@ def map_version(text: str | bytes) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """Who sends a mutating command, and what the sender knew of the store."""
+    """The sender of a mutating command, and the state of the store as the sender knows it."""
 
     client_id: str
-    """1 to 64 characters, random, one per client object."""
+    """1 to 64 characters, random, one id per client object."""
     sequence: int
-    """From 1; each mutating command of the client has its own."""
+    """The number of the command among the client's mutating commands, from 1."""
     finished_below: int = 0
-    """The client has the answers of all sequences below."""
+    """The client has received the answers of all sequence numbers below this one."""
     attempt: int = 0
-    """0: sent for the first time."""
+    """The number of attempts since the first lost one; 0: no attempt was lost."""
     instance: str = ""
     """The server process that the client knew when it sent the command for the first time."""
     epoch: int = 0
-    """That the sender's rows and t are of; 0: of any."""
+    """The epoch of the rows and t on which the command is based; 0: any epoch."""
     rank: int | None = None
-    """Of the trainer, for the log of slow calls."""
+    """The trainer's rank, for the log of slow calls."""
     step: int | None = None
     store_id: str = ""
-    """The store that is meant; empty: any."""
+    """The id of the store for which the command is intended; empty: any store."""

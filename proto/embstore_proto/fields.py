@@ -1,12 +1,13 @@
 """Values as messages and back, by the annotations of their fields.
 
-A command and its parts, and what they return, are dataclasses; a message of the .proto file has
-fields of the same names. So one codec serves all: a field's annotation says how it travels.
+Commands, their parts and their results are dataclasses, and a message of the .proto file has fields
+of the same names. So one codec works for all: the annotation of a field determines its form in the
+message.
 
-    int, float, bool, str     as they are; where the message tells absence, absent is the default
+    int, float, bool, str     unchanged; if the message records presence, absent is the default
     Literal["a", "b"]         an enum of the message, whose names end in A, B
     X | None                  absent for None
-    NDArray with ArraySpec    a place in the payload (frame.py); dtype and dimensions are checked
+    NDArray with ArraySpec    a position in the payload (frame.py); dtype and dimensions are checked
     Profile, HotSet           the bytes of its file, as an array of uint8
     dict[str, Any]            JSON, in the field NAME_json
     dict[str, int or str]     a map
@@ -14,8 +15,8 @@ fields of the same names. So one codec serves all: a field's annotation says how
     a dataclass               a message
     TableConfig               a message with a oneof for optimizer and initializer (configs.py)
 
-A field of a dataclass that the message has not is not sent; `command` of an acknowledgement is that
-of the reply's context. Codecs are made once for a pair of dataclass and message.
+A field of a dataclass that is missing in the message is not sent; `command` of an acknowledgement
+is taken from the reply's context. A codec is made once per pair of dataclass and message type.
 """
 
 import json
@@ -41,13 +42,13 @@ from embstore_proto.received import array_of
 from embstore_proto.v1 import embstore_pb2 as pb
 
 Encode = Callable[[Any, Any, Any], None]
-"""encode(value, message, places): set the field of the message; arrays go to `places`."""
+"""encode(value, message, places): set the field of the message; arrays are added to `places`."""
 Decode = Callable[[Any, Any, str], Any]
 """decode(message, received, what): return the field; `what` names it in errors."""
 
 
 class Field(NamedTuple):
-    """How another field travels; of an array, and of parts, `Codec` knows."""
+    """How a field that is no scalar is converted; `Codec` itself handles arrays and parts."""
 
     name: str
     encode: Encode
@@ -59,18 +60,18 @@ class Field(NamedTuple):
 
 
 class Codec:
-    """Turns values of one dataclass into messages of one type, and back.
+    """Converts values of one dataclass into messages of one type, and back.
 
-    What every call has (numbers, names, arrays, parts) is done by loops: a function for each field
-    is slow.
+    The common kinds of fields (numbers, names, arrays, parts) are handled by loops: a function per
+    field would be slow.
     """
 
     def __init__(self, cls: Any, descriptor: Descriptor) -> None:
         self._cls = cls
         hints = hints_of(cls, include_extras=True)
         self._scalars: list[tuple[str, bool, bool, Any]] = []
-        """Fields that travel as they are: whether they are absent for None, whether the message
-        tells absence, and what that means then."""
+        """Scalar fields: the name, whether None is sent as absent, whether the message records
+        presence, and the value of an absent field."""
         self._fields: list[Field] = []
         for one in fields(cls):
             hint = hints[one.name]
@@ -112,10 +113,10 @@ class Codec:
                 encode(found, message, places)
 
     def decode(self, message: Any, received: Any, **more: Any) -> Any:
-        """Return the value of a message; `more` are fields that it has not.
+        """Return the value of a message; `more` are fields that the message does not have.
 
-        Raises InvalidArgumentError: an array of another dtype or shape, or outside the payload; an
-        enum or document that is none.
+        Raises InvalidArgumentError if an array has another dtype or shape or is outside the
+        payload, or if an enum or a document is invalid.
         """
         where = f"table {message.table!r}: " if self._has_table else ""
         for name, _, tells_absence, absent in self._scalars:
@@ -138,7 +139,7 @@ class Codec:
 
 @cache
 def codec(cls: Any, descriptor: Descriptor) -> Codec:
-    """Return what encodes values of a class into messages of a type, and decodes them."""
+    """Return the codec for values of a class and messages of a type."""
     return _SPECIAL.get(cls, Codec)(cls, descriptor)
 
 
@@ -151,7 +152,7 @@ def _given(hint: Any) -> tuple[Any, bool]:
 
 
 def field_of(name: str, hint: Any, wire: FieldDescriptor, default: Any = None) -> Field:
-    """Return how a value of this annotation travels in a field of a message."""
+    """Return how a value of this annotation is encoded in a field of a message."""
     given, is_optional = _given(hint)
     if get_origin(given) is Annotated:
         array = given.__metadata__[0]
@@ -166,7 +167,7 @@ def _by_codec(*_: Any) -> NoReturn:
 
 
 def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
-    """Return how a field travels that is there."""
+    """Return the functions that encode and decode a field that is present."""
     origin, name = get_origin(hint), wire.name
     if origin is Literal:
         return _literal(wire)
@@ -186,7 +187,7 @@ def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Deco
 
 
 def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
-    """Return how a number or text travels; of text, absent and empty are one on the wire."""
+    """Return the functions that convert a number or text. An absent text equals an empty one."""
     name = wire.name
     if default:
         return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name) or default
@@ -282,14 +283,14 @@ def _config(wire: FieldDescriptor) -> tuple[Encode, Decode]:
 
     def encode(value: Any, message: Any, places: Any) -> None:
         message_of(value, getattr(message, name))
-        if has_state_dim:  # of a description: for clients that know no optimizers
+        if has_state_dim:  # in a description: for clients that do not know optimizers
             message.state_dim = value.state_dim
 
     return encode, lambda m, r, what: config_of(getattr(m, name))
 
 
 class _Infos(Codec):
-    """What a server says of itself, with what a client's code cannot know."""
+    """Facts of a server about itself, with facts that a client's code cannot know."""
 
     _LIMITS = ServerLimits, pb.ServerLimits.DESCRIPTOR
 
@@ -311,7 +312,7 @@ class _Infos(Codec):
         facts = {field.name: value for field, value in message.device_info.ListFields()}
         server = codec(*self._LIMITS).decode(message.limits, None)
         names = {number: name for name, number in pb.DType.items()}
-        dtypes = (names.get(number, "") for number in message.dtypes)  # a newer server's are more
+        dtypes = (names.get(number, "") for number in message.dtypes)  # newer servers have more
         known = tuple(name.removeprefix("DTYPE_").lower() for name in dtypes if name)
         return super().decode(
             message, received, device_info=facts, server=server, wire_dtypes=known

@@ -6,21 +6,21 @@ Every bulk message has one shape:
     padding = 2   any bytes: lets the payload begin at a multiple of 64 bytes of the message
     payload = 3   the arrays' bytes, little-endian, row-major, each at a multiple of 64
 
-A sender (`Message`, `Blank`) has its arrays written once, where they are sent from: into the bytes
-that gRPC takes; a stream's Chunks are joined from them piece by piece. A receiver (`split`,
-`array_of`) gets views of the bytes that came. Protobuf's own `bytes` fields would copy each array
-twice on either side.
+A sender (`Message`, `Blank`) writes its arrays once, into the memory from which they are sent: the
+bytes object that gRPC accepts. The Chunks of a stream are joined from the arrays piece by piece. A
+receiver (`split`, `array_of`) gets views of the received bytes. Protobuf's own `bytes` fields would
+copy each array twice on either side.
 
-Where sender and receiver share memory (shared_memory.py), a message is its header and its payload
-apart, and has no padding: the payload's memory is aligned. What the other side can still write is
-copied before it is looked at (`Copies`).
+If sender and receiver share memory (shared_memory.py), the header and the payload of a message are
+separate, without padding, since the payload's memory is aligned. Memory that the other side can
+still write is copied before it is checked (`Copies`).
 
-For links that are slower than the machine, rows and gradients may have two bytes a value (`narrow`)
-and ascending keys stand as their differences (`deltas`): a sender makes them so, whoever receives
-them gets float32 and int64, and a server counts what they grow to (`Growth`).
+For links that are slower than the machine, rows and gradients can have two bytes per value
+(`narrow`), and ascending keys can be sent as their differences (`deltas`). A sender encodes them,
+and a receiver gets float32 and int64. A server counts the bytes to which they grow (`Growth`).
 
-Any protobuf library can write and read the same messages; what it does not align is copied here,
-once. All sizes are checked with Python integers, so no offset or shape can overflow.
+Any protobuf library can write and read the same messages; arrays that it does not align are copied
+here, once. All sizes are checked as Python integers, so no offset or shape can overflow.
 """
 
 import ctypes
@@ -38,19 +38,19 @@ from embstore_proto.deltas import Deltas
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20
-"""A stream's pieces: larger ones were no faster, smaller ones cost a wake-up each."""
+"""Size of the pieces of a stream: larger ones were no faster, smaller ones cost a wake-up each."""
 
 CHUNK_BYTES_MAX = 4 << 20
-"""What a receiver takes of others: the default limit of gRPC libraries."""
+"""The largest chunk that a receiver accepts: the default limit of gRPC libraries."""
 
 HEADER_BYTES_MAX = 1 << 20
-"""Names and places of the arrays of thousands of tables. A header is parsed into objects of many
-times its size, a payload is not."""
+"""Enough for the names and positions of the arrays of thousands of tables. A header is bounded
+because it is parsed into objects of many times its size; a payload is not."""
 
 ALIGNMENT = 64
-"""Of arrays in a payload."""
+"""Alignment of the arrays in a payload."""
 _FRONT_BYTES_MAX = 3 + 5 + 5 + 6
-"""Tags and lengths of the three fields, and room to make the padding's length come out."""
+"""Tags and lengths of the three fields, and spare bytes to adjust the padding's length."""
 
 _HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
 _TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
@@ -65,10 +65,10 @@ DTYPE_OF: dict[pb.DType, np.dtype[Any]] = {
 }
 _NUMBERS = {dtype: number for number, dtype in DTYPE_OF.items()}
 NARROW = {"float16": pb.DTYPE_FLOAT16, "bfloat16": pb.DTYPE_BFLOAT16}
-"""In place of float32."""
+"""The dtypes that can replace float32."""
 DTYPES = [pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8]
 DTYPES += [*NARROW.values(), pb.DTYPE_INT64_DELTA]
-"""Whatever an array may have."""
+"""All dtypes that an array can have."""
 
 
 @lru_cache(1 << 12)
@@ -84,27 +84,27 @@ def _varint(value: int) -> bytes:
 # Sending
 
 Writer = Callable[[NDArray[Any]], object]
-"""Computes an array into memory of its shape."""
+"""A function that computes an array into memory of its shape."""
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]
 
 
 def aligned(offset: int) -> int:
-    """Return the least place for an array from an offset on."""
+    """Return the smallest aligned offset that is not below `offset`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 class Computed(NamedTuple):
-    """A float32 array that is computed where it is sent from."""
+    """A float32 array that is computed directly in the memory from which it is sent."""
 
     shape: tuple[int, ...]
     write: Writer
 
 
 class Message:
-    """A bulk message in the making: arrays first, then the header that describes them.
+    """A bulk message being built: arrays first, then the header that describes them.
 
-    Of a unary call, arrays are written where they are sent from (see `Blank`), when the message is
-    joined; until then they must keep their content.
+    For a unary call, arrays are written to the message (see `Blank`) when it is joined. They must
+    not change until then.
     """
 
     def __init__(self) -> None:
@@ -112,8 +112,8 @@ class Message:
         self.payload_bytes = 0
 
     def add(self, array: "NDArray[Any] | Computed | Deltas") -> pb.Array:
-        """Append an array of a dtype of the wire, and return its place for the header; uint16 are
-        the bits of bfloat16."""
+        """Append an array of a dtype of the wire, and return its description with its position, for
+        the header. uint16 values are the bits of bfloat16."""
         part: NDArray[Any] | Writer
         if isinstance(array, Computed):
             dtype, shape, part = pb.DTYPE_FLOAT32, array.shape, array.write
@@ -131,7 +131,7 @@ class Message:
         return place
 
     def total_bytes(self, header: bytes) -> int:
-        """Return the size of the whole message with this header."""
+        """Return the size of the whole message with this header, in bytes."""
         return len(self._front(header)) + self.payload_bytes
 
     def joined(self, header: bytes) -> bytes:
@@ -144,7 +144,7 @@ class Message:
         return message
 
     def write(self, memory: memoryview, copy: "Copy | None" = None) -> None:
-        """Write the payload where it is sent from; `copy(source, target)` copies an array."""
+        """Write the payload into the message's memory; `copy(source, target)` copies an array."""
         end = 0
         for place, part in self._parts:
             memory[end : place.offset] = bytes(place.offset - end)
@@ -158,7 +158,7 @@ class Message:
             end = place.offset + out.nbytes
 
     def framed(self, header: bytes) -> "Framed":
-        """Return the message in parts, for a stream, whose chunks are joined from them."""
+        """Return the message in parts, for a stream, whose chunks are joined from the parts."""
         front = self._front(header)
         parts: list[memoryview | bytes] = [front]
         end = 0
@@ -187,17 +187,17 @@ def _array_in(
 
 
 class Blank:
-    """A bulk message made before its arrays are known: they are filled where they are sent from.
+    """A bulk message made before its arrays are known: they are filled inside the message.
 
-    gRPC takes a message as one bytes object. Joining it from arrays is a copy of everything, which
-    at several MiB costs as much as a lookup; so the object is made first, blank, as the C interface
-    of bytes allows until anybody else sees it, and `arrays` are views into it. The header comes
-    last, into room left for it in front; what it does not need is padding.
+    gRPC accepts a message as one bytes object. Joining it from arrays copies everything, which for
+    several MiB costs as much as a lookup. So the bytes object is made first, without content; the C
+    interface of bytes allows writing to it until other code sees it. `arrays` are views into it.
+    The header is written last, into room reserved in front; the rest of that room is padding.
 
-    `header_room` is the bytes that the header will take, at most; `shapes` are those of float32
-    arrays to fill, and `others` arrays that the message has as well. `lend` returns the memory for
-    a payload of so many bytes, where that does not travel with the header. With a `dtype` of
-    NARROW the arrays to fill lie apart, and `round` makes the message of them.
+    `header_room` is the maximum size of the header in bytes. `shapes` are the shapes of the float32
+    arrays to fill, and `others` are arrays that the message has as well. `lend` returns the memory
+    for a payload of a given size, if the payload is not sent with the header. With a `dtype` of
+    NARROW the arrays to fill are outside of the message, and `round` writes the message from them.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Blank:
         made: list[NDArray[Any]] = []
         for place, end in zip(self.places, ends, strict=False):
             begin, gap = self._front_bytes + place.offset, self._front_bytes + end
-            self.memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
+            self.memory[gap:begin] = bytes(begin - gap)  # else it would reveal old memory content
             made.append(_array_in(self.memory, begin, DTYPE_OF[place.dtype], place))
         self.arrays: list[NDArray[np.float32]] = made[: len(shapes)]
         self._dtype, self._stored = dtype, self.arrays if dtype in NARROW else []
@@ -240,26 +240,26 @@ class Blank:
             out[:] = array
         ids = map(id, (*self.arrays, *others))
         self._place_of = dict(zip(ids, self.places, strict=True))
-        self._others = others  # alive, so that no other array has the id of one
+        self._others = others  # kept alive, so that no other array gets the same id
 
     def add(self, array: NDArray[Any]) -> pb.Array:
-        """Return the place of an array of the message, for the header."""
+        """Return the description and position of an array of the message, for the header."""
         return self._place_of[id(array)]
 
     @property
     def rounded_bytes(self) -> int:
-        """Bytes of the arrays that `round` has to round; 0: there is nothing to do."""
+        """Size of the arrays that `round` has to round, in bytes; 0: there are none."""
         return sum([array.nbytes for array in self.arrays]) if self._stored else 0
 
     def round(self) -> None:
-        """Round the arrays into the message, where it has a narrow dtype. Once they are filled, and
-        before `framed`."""
+        """Round the arrays into the message, if it has a narrow dtype. To be called after the
+        arrays are filled and before `framed`."""
         for array, stored in zip(self.arrays, self._stored, strict=False):
             narrow.rounded(array, self._dtype, stored)
         self._stored = []
 
     def framed(self, header: bytes) -> "Framed":
-        """Return the whole message with its serialised header. The arrays may change no more."""
+        """Return the whole message with its serialised header. Arrays must not change any more."""
         if self._is_apart:
             return Framed([b""], len(header) + self._payload_bytes, header, self.memory)
         payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
@@ -268,7 +268,7 @@ class Blank:
         padding = room
         while padding >= 0 and padding + len(_varint(padding)) != room:
             padding -= 1
-        if padding < 0:  # the header is larger than its room: the front is made anew, beside
+        if padding < 0:  # the header is larger than its room: the front is made separately
             rest = memoryview(self._message)[self._front_bytes :]
             front = _HEADER_TAG + _varint(len(header)) + header + payload
             return Framed([front, rest], len(front) + len(rest), header)
@@ -284,15 +284,15 @@ _address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
 
 
 def _blank_bytes(size: int) -> bytes:
-    """Return a new bytes object of no particular content, which its maker may still write."""
+    """Return a new bytes object without defined content, to which its maker can still write."""
     blank: bytes = _new_bytes(None, size)
     return blank
 
 
 class _Owner:
-    """Lends NumPy the memory of a bytes object, which lives as long as an array of it does.
+    """Makes the memory of a bytes object available to NumPy; its arrays keep the object alive.
 
-    (A ctypes array would do, but ctypes keeps a type for every length there ever was.)
+    (A ctypes array would work, but ctypes keeps a type for every length that was ever used.)
     """
 
     def __init__(self, own: bytes) -> None:
@@ -306,31 +306,31 @@ class _Owner:
 
 
 def _memory_of(own: bytes) -> memoryview:
-    """Return the memory of a bytes object that nobody else has, to be written; keeps it alive."""
+    """Return writable memory of a bytes object without other references; it stays alive."""
     return np.asarray(_Owner(own)).data
 
 
 def writable(message: bytes) -> memoryview:
-    """Return a received message as memory that may be written: arrays of it are their reader's own.
+    """Return a received message as writable memory, so that its reader can change the arrays.
 
-    For the one reference that there is, as gRPC hands it over: to copy the rows of a lookup only
-    so that a trainer may change them would cost as much as to look them up.
+    This is allowed because gRPC passes the only reference to the message. Copying the rows of a
+    lookup only to make them writable would cost as much as the lookup.
     """
     return _memory_of(message) if message else memoryview(b"")
 
 
 class Framed(NamedTuple):
-    """A serialised message, in parts: of a bulk message its front, then its payload."""
+    """A serialised message in parts; for a bulk message, its front and then its payload."""
 
     parts: list[memoryview | bytes]
     total_bytes: int
     header: bytes = b""
-    """Of a control message, all of it."""
+    """The serialised header; of a control message, the whole message."""
     lent: memoryview | None = None
-    """Where the payload is already, of a message whose payload does not travel with it."""
+    """The memory that has the payload already, if the payload is not sent with the message."""
 
     def joined(self) -> bytes:
-        """Return the message for a unary call."""
+        """Return the message as one bytes object, for a unary call."""
         if len(self.parts) == 1 and isinstance(self.parts[0], bytes):
             return self.parts[0]
         return b"".join(self.parts)

@@ -1,19 +1,20 @@
 """Two bytes for a float32: float16 and bfloat16, for links that are slower than the machine.
 
-    float16    10 bits of fraction, values to 65504: what a trainer in mixed precision uses anyway
+    float16    10 bits of fraction, values to 65504: usual for trainers in mixed precision
     bfloat16   7 bits of fraction, values to 3.39e38: the upper half of a float32
 
-Rounding is to nearest, ties to even, subnormals included; what is beyond the largest value becomes
-infinity, as IEEE 754 has it; a NaN stays a NaN of its sign. Widening is exact. So both ends of a
-link agree to the bit, whatever computes them.
+Rounding is to nearest, ties to even, including subnormals. A value beyond the largest finite one
+becomes infinity, as in IEEE 754; a NaN stays a NaN of the same sign. Widening is exact. So both
+ends of a link get the same bits, whatever computes them.
 
-NumPy has no bfloat16: here its bits stand in uint16. Rounded to the upper half, a float32's bits
-are increased by a half of what is cut off, less one unless the bit that stays is odd; a carry runs
-into the exponent, and beyond the largest value into infinity, as it should. A NaN could be carried
-away, and is cut off with its quiet bit set instead. This is done in blocks that stay in a cache.
+NumPy has no bfloat16, so its bits are stored as uint16. To round a float32 to its upper half, its
+bits are increased by half of the range of the lower bits, minus one unless the lowest remaining bit
+is odd. A carry increases the exponent and, beyond the largest value, gives infinity, as it should.
+A carry could turn a NaN into another value, so a NaN is truncated instead, with its quiet bit set.
+This is done in blocks that stay in the CPU's cache.
 
-NumPy's own cast of float16 is as fast as memory allows; Numba would add a compiler to a client, and
-nothing else.
+NumPy's own cast to float16 is as fast as memory allows. Numba would not be faster, and would add a
+compiler to a client.
 """
 
 from typing import Any
@@ -22,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
-"""What rows and gradients may travel as."""
+"""The types in which rows and gradients can be sent."""
 NARROW_BYTES = 2
 STORED = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
-"""The arrays that stand for each."""
+"""The NumPy dtype of stored values, by wire type."""
 LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.FEp127")}
-"""The largest finite value of each."""
+"""The largest finite value, by wire type."""
 
 _BLOCK = 1 << 15
 _HALF_LESS_ONE = np.uint32(0x7FFF)
@@ -46,7 +47,7 @@ def rounded(
     ----------
     values : float32 of any shape, C-contiguous
     out : array of the same shape, C-contiguous and of `STORED[dtype]`, to fill and return; None: a
-        new one
+        new array
     """
     if out is None:
         out = np.empty(values.shape, STORED[dtype])
@@ -65,7 +66,7 @@ def rounded(
 
 
 def widened(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Return what an array of one of the types `STORED` stands for, as new float32."""
+    """Return an array of one of the dtypes in `STORED`, converted to new float32."""
     if stored.dtype == STORED["float16"]:
         return stored.astype(np.float32)
     bits = stored.astype(np.uint32)

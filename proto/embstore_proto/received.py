@@ -1,6 +1,6 @@
-"""Messages as they came: taken apart without a copy of their arrays, put together from chunks.
+"""Received messages: split without copying their arrays, and assembled from chunks.
 
-frame.py says what a message is made of.
+frame.py describes the parts of a message.
 """
 
 import math
@@ -20,21 +20,21 @@ M = TypeVar("M", bound=protobuf.Message)
 
 
 class Copies:
-    """Counts the bytes that a transport copied, beside those that its caller wrote or read."""
+    """Counts the bytes that a transport copied, without those of its caller."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
 class Growth:
-    """Counts the bytes of arrays that came smaller than they are, within a bound."""
+    """Counts the full size of arrays that arrive in a smaller form, up to a bound."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
 
     def add(self, count: int, what: str) -> None:
-        """Count `count` bytes more, or raise InvalidArgumentError."""
+        """Count `count` more bytes, or raise InvalidArgumentError."""
         if self.bytes + count > self._bytes_max:
             raise InvalidArgumentError(
                 f"{what}: expected arrays of at most {self._bytes_max} bytes "
@@ -45,27 +45,27 @@ class Growth:
 
 
 class Received(NamedTuple):
-    """A bulk message taken apart."""
+    """A received bulk message, split into its parts."""
 
     header: bytes
     payload: memoryview
     copies: Copies | None = None
-    """Of a payload that its sender can still write: its arrays are copied, and counted here."""
+    """Set if the sender can still write the payload: its arrays are copied, and counted."""
     growth: Growth | None = None
-    """Of a sender that is not trusted."""
+    """Set if the sender is not trusted: the growth of its arrays is then bounded."""
     is_read_once: bool = False
-    """Whoever executes the command reads its rows once, so that they need no copy."""
+    """Whether the executor of the command reads its rows only once, so that they need no copy."""
     on_device: OnDevice | None = None
-    """What has the arrays that lie in a GPU's memory."""
+    """The payload in a GPU's memory; None: there is none."""
 
 
 _FIELDS_MAX = 4
-"""Of a message of this module; one more would repeat one, or is not known."""
+"""The number of fields to read: valid messages have fewer, so one more is repeated or unknown."""
 
 
 def _fields(message: memoryview) -> list[tuple[int, int | memoryview]]:
-    """Return (field number, value) of the first fields of a serialised message that has varint and
-    bytes fields only."""
+    """Return (field number, value) of the first fields of a serialised message that consists of
+    varint and bytes fields."""
     found: list[tuple[int, int | memoryview]] = []
     position, end = 0, len(message)
     while position < end and len(found) < _FIELDS_MAX:
@@ -105,9 +105,9 @@ def split(
     header_bytes_max: int = HEADER_BYTES_MAX,
     growth: Growth | None = None,
 ) -> Received:
-    """Take a bulk message apart, without a copy.
+    """Split a bulk message into its parts, without a copy.
 
-    Raises InvalidArgumentError: it is cut off, garbage, or has fields that a bulk message has not.
+    Raises InvalidArgumentError if it is incomplete, is no protobuf, or has unknown fields.
     """
     parts: dict[int, memoryview] = {}
     for number, value in _fields(memoryview(message)):
@@ -126,7 +126,7 @@ def split(
 
 
 def parse(kind: type[M], serialised: bytes) -> M:
-    """Parse a message of a generated class; fields that it does not know are refused."""
+    """Parse a message of a generated class; refuse unknown fields."""
     name = kind.DESCRIPTOR.full_name
     try:
         message: M = kind.FromString(serialised)
@@ -144,18 +144,18 @@ def parse(kind: type[M], serialised: bytes) -> M:
 def array_of(
     received: Received, place: pb.Array, dtype: str, dimensions: int, what: str
 ) -> NDArray[Any]:
-    """Return an array of a bulk message, as a view where it is aligned; widened, or summed up, if
-    it came smaller.
+    """Return an array of a bulk message: as a view if it is aligned; widened, or decoded from
+    deltas, if it arrived in a smaller form.
 
-    Raises InvalidArgumentError: another dtype or number of dimensions, or outside the payload;
-    `what` names the array in the message.
+    Raises InvalidArgumentError if it has another dtype or number of dimensions, or is outside the
+    payload; `what` names the array in the message.
     """
     expected = np.dtype(dtype)
     if place.dtype == pb.DTYPE_INT64 and expected == np.uint32:
         return _as_uint32(received, place, dimensions, what)
     if received.on_device is not None and place.offset >= DEVICE_OFFSET:
         there = checked_place(place, expected, dimensions, what)
-        array: NDArray[Any] = received.on_device.array(there, what)  # or what the engine adopts
+        array: NDArray[Any] = received.on_device.array(there, what)  # or an engine's own array
         return array
     if place.dtype == pb.DTYPE_INT64_DELTA and expected == np.int64 and len(place.shape) == 1:
         return _summed_up(received, place, what)
@@ -196,8 +196,8 @@ def array_of(
 def _as_uint32(
     received: Received, place: pb.Array, dimensions: int, what: str
 ) -> NDArray[np.uint32]:
-    """Return an array of a sender whose language has no uint32. What is looked at is on the
-    host."""
+    """Return a uint32 array that was sent as int64, by a language without uint32. Its values are
+    checked, so it must be on the host."""
     wide = array_of(received._replace(on_device=None), place, "<i8", dimensions, what)
     if len(wide) and not 0 <= wide.min() <= wide.max() <= 2**32 - 1:
         raise InvalidArgumentError(
@@ -207,7 +207,7 @@ def _as_uint32(
 
 
 def _summed_up(received: Received, place: pb.Array, what: str) -> NDArray[np.int64]:
-    """Return the keys that came as deltas."""
+    """Return keys that were sent as deltas."""
     (count,) = place.shape
     if place.offset + place.size > len(received.payload) or count > place.size:
         raise InvalidArgumentError(
@@ -224,30 +224,30 @@ def _summed_up(received: Received, place: pb.Array, what: str) -> NDArray[np.int
 
 
 class Assembly:
-    """A bulk message in the receiving: the pieces of a stream, joined where they belong.
+    """A bulk message that is being received: the pieces of a stream are joined in one buffer.
 
-    The first chunk says how many bytes the message has; memory is taken then, and by the system
-    only where pieces really come.
+    The first chunk contains the size of the message. The buffer is allocated then, but the system
+    provides memory only for pieces that arrive.
     """
 
     def __init__(self, bytes_max: int, limit: str = "limits.call_bytes_max") -> None:
-        """`bytes_max` is the limit of this name."""
+        """`bytes_max` is the value of the limit with the name `limit`."""
         self._bytes_max, self._limit = bytes_max, limit
         self._received_bytes = 0
         self._buffer: NDArray[np.uint8] | None = None
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole message; 0 before the first chunk."""
+        """Size of the whole message in bytes; 0 before the first chunk."""
         return 0 if self._buffer is None else len(self._buffer)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every byte has come."""
+        """Whether every byte has arrived."""
         return self._buffer is not None and self._received_bytes == len(self._buffer)
 
     def announced(self, chunk: bytes) -> int:
-        """Return how many bytes a first chunk announces, if they are allowed."""
+        """Return the size that a first chunk announces, in bytes; refuse one above the limit."""
         total, _ = _chunk(chunk)
         if total > self._bytes_max:
             raise InvalidArgumentError(
@@ -257,10 +257,10 @@ class Assembly:
         return total
 
     def add(self, chunk: bytes) -> None:
-        """Take the next serialised Chunk.
+        """Add the next serialised Chunk.
 
-        Raises InvalidArgumentError: garbage, a wrong order, or more bytes than were announced or
-        allowed.
+        Raises InvalidArgumentError if the chunk is invalid or out of order, or if there are more
+        bytes than announced or allowed.
         """
         total, piece = _chunk(chunk)
         if (self._buffer is None) != (total > 0):
@@ -281,7 +281,7 @@ class Assembly:
         self._received_bytes = end
 
     def whole(self) -> memoryview:
-        """Return the message, if no bytes are missing."""
+        """Return the message; raise InvalidArgumentError if bytes are missing."""
         if not self.is_whole:
             raise InvalidArgumentError(
                 f"stream: expected {self.total_bytes or 'a chunk with total_bytes'}, found its end "

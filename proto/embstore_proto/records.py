@@ -1,7 +1,7 @@
-"""Commands and results in the command log: the messages that the wire has for them.
+"""Commands and results in the command log, in the same messages as on the wire.
 
-One codec serves both, so a log can be read in any language that has the .proto file, and a format
-is described once.
+One codec is used for both. So a log can be read in any language for which the .proto file can be
+compiled, and each format is described only once.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from embstore_proto.verbs import VERBS
 
 
 class _HostMessage(Message):
-    """A bulk message whose arrays may be in a device's memory."""
+    """A bulk message to which arrays in a device's memory can be added, too."""
 
     def __init__(self, on_host: Callable[[Any], Any]) -> None:
         super().__init__()
         self._on_host = on_host
 
     def add(self, array: Any) -> Any:
-        """Append an array, brought to the host, and return its place for the header."""
+        """Append an array, copied to the host, and return its description for the header."""
         return super().add(self._on_host(array) if is_on_device(array) else array)
 
 
@@ -34,7 +34,7 @@ class WireRecords:
     def parts(
         self, command: Command[Any], origin: Origin | None, on_host: Callable[[Any], Any]
     ) -> list[bytes | memoryview]:
-        """Return a command as a message, in parts; `on_host` brings an array from a device."""
+        """Return a command as a message, in parts; `on_host` copies an array from a device."""
         verb = VERBS[type(command).__name__]
         message = _HostMessage(on_host) if verb.is_bulk else None
         request = verb.outgoing(command, message)
@@ -42,15 +42,15 @@ class WireRecords:
         return [header] if message is None else message.framed(header).parts
 
     def command(self, verb: str, message: bytes) -> tuple[Command[Any], Origin | None]:
-        """Return the command of a message, and its origin."""
-        arrived = VERBS[verb].arrived(message, header_bytes_max=len(message))  # our own: no limit
+        """Return the command in a message, and its origin."""
+        arrived = VERBS[verb].arrived(message, header_bytes_max=len(message))  # trusted: no limit
         return arrived.command, arrived.origin
 
     def result_bytes(self, verb: str, result: Any, context: Context) -> bytes:
-        """Return a result as a reply."""
+        """Return a result as a serialised reply."""
         return VERBS[verb].framed(result, context).joined()
 
     def result(self, verb: str, reply: bytes) -> tuple[Any, Context]:
-        """Return the result of a reply, and the state that it is of."""
+        """Return the result in a reply, and the state of the store in which it was computed."""
         answer = VERBS[verb].answer(split(reply) if VERBS[verb].has_bulk_reply else reply)
         return answer.value, answer.context

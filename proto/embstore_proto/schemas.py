@@ -1,7 +1,7 @@
 """The JSON Schema of a message's protobuf-JSON, for the OpenAPI document.
 
-A reply has every field that has no presence, by its own name. Requests are understood in more
-forms than these (lowerCamelCase names, null for a field that is not there).
+A reply contains every field without presence, by the name in the .proto file. Requests are accepted
+in more forms than the schema has: lowerCamelCase names, and null for an absent field.
 """
 
 from typing import Any
@@ -18,7 +18,8 @@ def _small(lowest: int, highest: int) -> dict[str, Any]:
 
 
 def _large(lowest: int, highest: int) -> dict[str, Any]:
-    """Return the schema of 64 bits, which JSON's numbers may not have: a reply has a string."""
+    """Return the schema of a 64-bit integer, which may be too large for a JSON number: replies
+    contain a string."""
     digits = {"type": "string", "pattern": "^-?[0-9]{1,19}$" if lowest else "^[0-9]{1,20}$"}
     return {"anyOf": [digits, _small(lowest, highest)]}
 
@@ -37,7 +38,7 @@ _SCALARS: dict[int, dict[str, Any]] = {
 
 
 def schema_of(message: Descriptor, *, is_reply: bool) -> dict[str, Any]:
-    """Return the schema of a message, with those of its parts in it."""
+    """Return the schema of a message, including the schemas of its parts."""
     schema: dict[str, Any] = {
         "type": "object",
         "title": message.name,

@@ -1,28 +1,28 @@
-"""What travels on the Unix socket of the shared-memory transport: frames.
+"""Frames on the Unix socket of the shared-memory transport.
 
-A connection has one call at a time. Headers travel on the socket, and so do payloads of up to
-INLINE_BYTES; larger ones lie in a *segment*: memory that the server makes, sealed at its size, and
-passes to the client as a descriptor. A segment holds data alone: frames on the socket, of which
-each side reads a byte once, say where the data lies and how much it is.
+A connection carries one call at a time. Headers are sent over the socket, and so are payloads of up
+to INLINE_BYTES. Larger payloads are in a *segment*: memory that the server allocates, seals at its
+size, and passes to the client as a descriptor. A segment contains only data. Its offsets and sizes
+are in frames on the socket, of which each side reads every byte once.
 
     GREETING   server    protocol, the id of its process
     HELLO      client    authorization, label
-    SEGMENT    client    I need a segment of so many bytes
-    SEGMENT    server    here it is, with its descriptor; the segment before is given up
-    CALL       client    verb, header, payload; seconds that are left, bytes of the segment to keep
-    RESULT     server    header, payload: the answer, or the last one
-    PART       server    header, payload: an answer, others come
+    SEGMENT    client    requests a segment of this many bytes
+    SEGMENT    server    the segment, with its descriptor; it replaces the previous segment
+    CALL       client    verb, header, payload; seconds left, bytes of the segment to keep
+    RESULT     server    header, payload: the answer, or the last of several
+    PART       server    header, payload: one of several answers, others follow
     ERROR      server    the error's class and text; the call has ended
-    DEVICE_SEGMENT, ON_DEVICE    of arrays in a GPU's memory: see device_segment.py
-    TRACE      client    the trace that the next CALL belongs to; nothing, of most calls
-    MAP        client    the version of the map by which the next CALL was split; of shards only
+    DEVICE_SEGMENT, ON_DEVICE    for arrays in a GPU's memory: see device_segment.py
+    TRACE      client    the trace of the next CALL; not sent for most calls
+    MAP        client    the version of the map by which the next CALL was split; for shards only
 
-A payload in the segment is named by its offset and size. Where a payload of the server lies in a
-new segment, a SEGMENT comes before it. A client that does not want an answer any more ends its
-connection; the place of an answer is free when the next CALL is sent. So a client that keeps an
+A payload in the segment is named by its offset and size. If a payload of the server lies in a new
+segment, a SEGMENT frame is sent before it. A client that no longer wants an answer closes its
+connection. The memory of an answer is reused when the next CALL is sent, so a client that keeps an
 answer's arrays sends the next call over another connection.
 
-Integers are little-endian. `docs/formats.md` has the bytes.
+Integers are little-endian. `docs/formats.md` describes the bytes.
 """
 
 import struct
@@ -34,7 +34,8 @@ from embstore.errors import InvalidArgumentError
 PROTOCOL = b"embstore shared memory 1\n"
 
 INLINE_BYTES = 16 << 10
-"""A socket copies as much in a few microseconds, twice; a segment has to be asked for."""
+"""Payloads up to this size are sent over the socket, which copies them twice in a few microseconds;
+a segment has to be requested first."""
 
 _HEAD = struct.Struct("<IBB")
 HEAD_BYTES = _HEAD.size
@@ -44,11 +45,11 @@ _SEGMENT = struct.Struct("<Q")
 _MAP = struct.Struct("<Q")
 
 _INLINE = (1 << 64) - 1
-"""No offset: the payload follows its header."""
+"""The value for no offset: the payload follows its header."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     GREETING = 1
     HELLO = 2
@@ -75,7 +76,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A message of an answer."""
+    """One message of an answer."""
 
     is_last: bool
     header: bytes
@@ -85,13 +86,13 @@ class Answer(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The error that ends a call: its class, "" of no class of ours, and its gRPC code."""
+    """The error that ends a call: its gRPC code, and its class ("" if it is no EmbstoreError)."""
 
     code: int
     name: str
     text: str
     is_final: bool
-    """It is no use to send the call again."""
+    """Whether sending the call again cannot succeed."""
 
 
 def frame_of(kind: Kind, *parts: bytes, small: int = 0) -> bytes:
@@ -105,12 +106,12 @@ def head_of(data: bytes | bytearray) -> tuple[int, int, int]:
 
 
 def greeting(process: str) -> bytes:
-    """Return what a server says first."""
+    """Return the first frame of a server."""
     return frame_of(Kind.GREETING, PROTOCOL, process.encode())
 
 
 def process_of(body: bytes) -> str:
-    """Return the id of the process that greets."""
+    """Return the id of the process that sent a greeting."""
     if not body.startswith(PROTOCOL):
         raise InvalidArgumentError(
             f"expected a server that says {PROTOCOL!r}, found {bytes(body[:40])!r}: client and "
@@ -120,45 +121,45 @@ def process_of(body: bytes) -> str:
 
 
 def hello(authorization: str, label: str) -> bytes:
-    """Return what a client says first."""
+    """Return the first frame of a client."""
     return frame_of(Kind.HELLO, f"{authorization}\n{label}".encode())
 
 
 def said(body: bytes) -> tuple[str, str]:
-    """Return (authorization, label) of a client."""
+    """Return (authorization, label) from a client's first frame."""
     authorization, _, label = body.decode(errors="replace").partition("\n")
     return authorization, label
 
 
 def segment(size: int) -> bytes:
-    """Return a request for a segment, or what goes with its descriptor."""
+    """Return a request for a segment, or the frame that is sent with its descriptor."""
     return frame_of(Kind.SEGMENT, _SEGMENT.pack(size))
 
 
 def segment_of(body: bytes) -> int:
-    """Return the bytes of a segment."""
+    """Return the size of a segment in bytes."""
     check(len(body) == _SEGMENT.size)
     (size,) = _SEGMENT.unpack(body)
     return int(size)
 
 
 def trace(traceparent: str) -> bytes:
-    """Return what names the trace of the next call, as W3C's Trace Context does."""
+    """Return the frame with the trace of the next call, in the form of W3C's Trace Context."""
     return frame_of(Kind.TRACE, traceparent.encode())
 
 
 def trace_of(body: bytes) -> str:
-    """Return the trace that a client names."""
+    """Return the trace in a client's frame."""
     return body.decode("ascii", "replace")
 
 
 def map_version(version: int) -> bytes:
-    """Return what names the map by which the next call was split."""
+    """Return the frame with the version of the map by which the next call was split."""
     return frame_of(Kind.MAP, _MAP.pack(version))
 
 
 def map_version_of(body: bytes) -> int:
-    """Return the version that a client names."""
+    """Return the version in a client's frame."""
     check(len(body) == _MAP.size)
     (version,) = _MAP.unpack(body)
     return int(version)
@@ -167,7 +168,7 @@ def map_version_of(body: bytes) -> int:
 def call(
     verb: str, seconds: float, header: bytes, payload: bytes | memoryview, offset: int | None
 ) -> list[bytes | memoryview]:
-    """Return the pieces of a request; `payload` is left out where it lies at an offset."""
+    """Return the pieces of a request, without the payload if it is in the segment."""
     name = verb.encode()
     place = _INLINE if offset is None else offset
     fixed = _CALL.pack(seconds, len(header), place, len(payload))
@@ -177,7 +178,7 @@ def call(
 
 
 def call_of(body: bytes, name_bytes: int) -> Call:
-    """Return the request of a frame."""
+    """Return the request in a frame."""
     if len(body) < _CALL.size + name_bytes:
         raise _garbage()
     seconds, header_bytes, offset, size = _CALL.unpack_from(body)
@@ -192,7 +193,7 @@ def call_of(body: bytes, name_bytes: int) -> Call:
 def answer(
     is_last: bool, header: bytes, payload: bytes | memoryview, offset: int | None
 ) -> list[bytes | memoryview]:
-    """Return the pieces of an answer."""
+    """Return the pieces of an answer; see `call` for the payload."""
     place = _INLINE if offset is None else offset
     fixed = _ANSWER.pack(len(header), place, len(payload))
     size = len(fixed) + len(header) + (len(payload) if offset is None else 0)
@@ -202,7 +203,7 @@ def answer(
 
 
 def answer_of(kind: int, body: bytes) -> Answer:
-    """Return the answer of a frame."""
+    """Return the answer in a frame."""
     if len(body) < _ANSWER.size:
         raise _garbage()
     header_bytes, offset, size = _ANSWER.unpack_from(body)
@@ -211,12 +212,12 @@ def answer_of(kind: int, body: bytes) -> Answer:
 
 
 def refusal(code: int, name: str, text: str, *, is_final: bool) -> bytes:
-    """Return what ends a call by an error."""
+    """Return the frame that ends a call by an error."""
     return frame_of(Kind.ERROR, bytes([code, is_final]), f"{name}\n{text}".encode())
 
 
 def refusal_of(body: bytes) -> Refusal:
-    """Return the error of a frame."""
+    """Return the error in a frame."""
     name, _, text = body[2:].decode(errors="replace").partition("\n")
     return Refusal(body[0], name, text, bool(body[1]))
 
@@ -224,7 +225,7 @@ def refusal_of(body: bytes) -> Refusal:
 def _parts(
     body: bytes, begin: int, header_bytes: int, offset: int, size: int
 ) -> tuple[bytes, bytes, int | None]:
-    """Return (header, inline payload, its offset in the segment)."""
+    """Return (header, inline payload, offset of the payload in the segment)."""
     end = begin + header_bytes
     is_inline = offset == _INLINE
     if end + (size if is_inline else 0) != len(body):
@@ -235,7 +236,7 @@ def _parts(
 
 
 def check(is_right: bool) -> None:
-    """Raise InvalidArgumentError, unless a frame is as it should be."""
+    """Raise InvalidArgumentError unless a condition of a valid frame is true."""
     if not is_right:
         raise _garbage()
 

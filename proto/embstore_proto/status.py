@@ -1,9 +1,9 @@
 """One table for every error: class, gRPC code, HTTP status, exit status, and whether to retry.
 
-Read in both directions. The server answers an error of the tree by its code and message, with the
-class's name in the trailing metadata; the client raises that class again, and a command ends with
-its exit status. Anything else is a bug in the server: it is logged there, and answered INTERNAL
-"internal error" without its text.
+The table is used in both directions. The server answers an EmbstoreError with its code and message,
+and with the name of its class in the trailing metadata. The client raises that class again, and a
+command ends with its exit status. Any other exception is a bug in the server: it is logged there,
+and answered as INTERNAL "internal error" without its text.
 """
 
 from collections.abc import Iterable
@@ -15,17 +15,17 @@ from embstore import errors
 from embstore.errors import EmbstoreError
 
 ERROR_METADATA = "embstore-error"
-"""The trailing metadata that carries the class's name."""
+"""The key of the trailing metadata with the name of the error's class."""
 
 NOT_AGAIN_METADATA = "embstore-not-again"
-"""The trailing metadata of an error that no retry can cure: the store has failed."""
+"""The key of the trailing metadata of an error that no retry can cure: the store has failed."""
 
 INTERNAL_MESSAGE = "internal error"
 
 _MESSAGE_CHARACTERS_MAX = 2000
 _MESSAGE_BYTES_MAX = 6000
-"""Bounds of the text on the wire: gRPC limits headers to 8 KiB, and percent-encodes the message, so
-that a byte which is not printable ASCII takes three."""
+"""Bounds of the message in a status: gRPC limits headers to 8 KiB, and percent-encodes the message,
+so a byte that is not printable ASCII takes three bytes."""
 
 
 class Answer(NamedTuple):
@@ -34,9 +34,9 @@ class Answer(NamedTuple):
     code: StatusCode
     http: int
     exit: int
-    """Of a command that ends with the error; `embstore_server.cli.exits` says what each means."""
+    """The exit status of a command that ends with the error; see `embstore_server.cli.exits`."""
     retried: bool = False
-    """The call has changed nothing, and may succeed if it is sent again."""
+    """Whether the call has changed nothing, and may succeed if it is sent again."""
 
 
 ANSWERS: dict[type[EmbstoreError], Answer] = {
@@ -72,7 +72,7 @@ _CLASSES = {kind.__name__: kind for kind in ANSWERS}
 
 
 def answer_of(error: BaseException) -> Answer:
-    """Return how an error is answered; one that is not of the tree is INTERNAL."""
+    """Return how an error is answered; any exception other than an EmbstoreError is INTERNAL."""
     known = ANSWERS.get(type(error)) if isinstance(error, EmbstoreError) else None
     return known or Answer(StatusCode.INTERNAL, 500, 1)
 
@@ -100,7 +100,7 @@ def _fitting(text: str) -> int:
 def error_of(
     code: StatusCode, details: str | None, trailing: Iterable[tuple[str, str | bytes]] | None
 ) -> EmbstoreError | None:
-    """Return the error that a server's status stands for, or None if it names none.
+    """Return the error of a server's status, or None if the status names none.
 
     A status without a name comes from gRPC itself: no connection, a deadline, a cancelled call.
     """

@@ -1,12 +1,13 @@
-"""The wire's row of each verb: command to message and back, result to message and back.
+"""The wire form of each verb: command to message and back, result to message and back.
 
-A verb has one name everywhere: the command's, the method's of the .proto file, the handler's. Its
-row is found by that name: the request is `NameRequest`, the reply is what the .proto file says the
-method returns. Fields travel by their annotations (fields.py); a result that is not made of the
-reply's fields is the one field that the reply has beside its context.
+A verb has one name everywhere: as a command, as a method of the .proto file, and as a handler. Its
+messages are found by that name: the request is `NameRequest`, and the .proto file declares the
+reply of the method. Fields are converted by their annotations (fields.py). A result that does not
+consist of the reply's fields is the only field that the reply has in addition to its context.
 
 A *control* verb has plain messages. A *bulk* verb has messages {header, padding, payload} with
-arrays in the payload (frame.py), and, unless it is streamed anyway, a stream twin for large ones.
+arrays in the payload (frame.py). Unless it is streamed anyway, it also has a stream twin for large
+messages.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -28,30 +29,30 @@ from embstore_proto.v1 import embstore_pb2 as pb
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
 
 _STREAMED_RESULTS = {"LookupStep": StepRows}
-"""What the messages of a stream hold, where that is not the command's result."""
+"""The type of a stream's messages, if it differs from the command's result."""
 
 
 class Arrived(NamedTuple):
-    """A command as it came; `stages`: the reply is to tell where the time went."""
+    """A received command. `stages`: whether the reply is to contain the time of each stage."""
 
     command: Command[Any]
     origin: Origin | None
     stages: bool
     rows_dtype: str = "float32"
-    """What the rows of the reply are to travel as."""
+    """The type in which the rows of the reply are to be sent."""
     grown_bytes: int = 0
-    """Of arrays that came smaller than they are now."""
+    """The full size, in bytes, of arrays that arrived in a smaller form."""
 
 
 class Answer(NamedTuple):
-    """A result as it came."""
+    """A received result."""
 
     value: Any
     context: Context
 
 
 class Verb:
-    """How one verb travels: the classes of its messages, and what follows from them."""
+    """The wire form of one verb: the classes of its messages, and properties derived from them."""
 
     def __init__(self, command: type[Command[Any]]) -> None:
         self.name = name = command.__name__
@@ -59,10 +60,10 @@ class Verb:
         method = SERVICE.methods_by_name[name]
         (base,) = command.__orig_bases__  # type: ignore[attr-defined]
         self.result: Any = _STREAMED_RESULTS.get(name) or get_args(base)[0]
-        """The annotation of what the command returns, or the messages of a stream hold."""
+        """The type of the command's result or, for a stream, of its messages."""
         self.request: Any = getattr(pb, f"{name}Request")
         replied = method.output_type.name
-        if replied == "Chunk":  # pieces of the message that is called as the result is
+        if replied == "Chunk":  # the pieces of a message whose name follows from the result
             (kind, *_) = get_args(self.result) or (self.result,)
             replied = "RowsReply" if kind is RowsRead else f"{kind.__name__}Reply"
         self.reply: Any = getattr(pb, replied)
@@ -74,14 +75,14 @@ class Verb:
         self.has_twin = f"{name}Stream" in SERVICE.methods_by_name
         """Whether there is a stream twin for large messages."""
         self.reads_rows = self.result is RowsRead and self.reply is pb.RowsReply
-        """Whether the reply is rows, which are written straight into it."""
+        """Whether the reply consists of rows, which are written directly into it."""
         kinds = {f.type for f in fields(cast(Any, command))}
         self.document = "a profile" if Profile in kinds else "a hot set" if HotSet in kinds else ""
-        """What file the request brings, in words; "": none."""
+        """The kind of file in the request, in words; "": none."""
         self.has_json = not (
             self.is_bulk or self.has_bulk_reply or self.is_streamed or command.retry is Retry.STEP
         )
-        """Whether it can be called by the JSON form of its messages."""
+        """Whether the verb can be called by the JSON form of its messages."""
         self._head = self.request.Header if self.is_bulk else self.request
         self._reply_head = self.reply.Header if self.has_bulk_reply else self.reply
 
@@ -96,8 +97,8 @@ class Verb:
     # JSON
 
     def request_of_json(self, text: str | bytes) -> Any:
-        """Return the request of its protobuf-JSON; of empty text, one without a field."""
-        from google.protobuf import json_format  # here: clients do without
+        """Return the request in a protobuf-JSON text; an empty text is a request without fields."""
+        from google.protobuf import json_format  # here: clients do not need it
 
         if not self.has_json:
             raise InvalidArgumentError(
@@ -105,7 +106,7 @@ class Verb:
                 f"call it by a client; JSON calls are {', '.join(JSON_VERBS)}"
             )
         text = (text.encode() if isinstance(text, str) else text).strip() or b"{}"
-        if not text.startswith(b"{"):  # of an array `Parse` makes a message without a field
+        if not text.startswith(b"{"):  # `Parse` accepts an array as a message without fields
             raise InvalidArgumentError(f"expected the JSON object of a {self.name}Request")
         try:
             return json_format.Parse(text, self.request())
@@ -113,7 +114,7 @@ class Verb:
             raise InvalidArgumentError(f"expected the JSON of a {self.name}Request: {exc}") from exc
 
     def reply_json(self, value: Any, context: Context) -> str:
-        """Return a result as the protobuf-JSON of the reply, every field by its own name."""
+        """Return a result as the reply's protobuf-JSON, with field names of the .proto file."""
         from google.protobuf import json_format
 
         reply = self.reply.FromString(self.framed(value, context).joined())
@@ -130,10 +131,10 @@ class Verb:
         *,
         rows_dtype: str = "float32",
     ) -> "Outgoing":
-        """Return a command, ready to be sent; its arrays in `message`, or in a new one.
+        """Return a command, ready to be sent, with its arrays in `message` or in a new one.
 
-        `rows_dtype` is what the rows of its reply are to travel as, where it is a verb that has the
-        choice.
+        `rows_dtype` is the type in which the rows of the reply are to be sent, if the verb supports
+        a choice.
         """
         head, message = self._head(), message or (Message() if self.is_bulk else None)
         if rows_dtype in NARROW and "rows_dtype" in head.DESCRIPTOR.fields_by_name:
@@ -148,10 +149,11 @@ class Verb:
         *,
         call_bytes_max: int | None = None,
     ) -> Arrived:
-        """Return the command of a serialised request, or of one that came in parts.
+        """Return the command of a serialised request, or of a request that arrived in parts.
 
-        Arrays that came smaller than they are may grow to `call_bytes_max`; None: to any size.
-        Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
+        Arrays that arrived in a smaller form can grow to `call_bytes_max` together; None: to any
+        size. Raises InvalidArgumentError if the request is invalid, or has unknown fields or wrong
+        arrays.
         """
         growth = None if call_bytes_max is None else Growth(call_bytes_max)
         if isinstance(request, Received):
@@ -186,8 +188,8 @@ class Verb:
     ) -> Framed:
         """Return a result as a serialised reply.
 
-        `stage_seconds` says where the time went; `places` is the message in which the arrays of the
-        result are already.
+        `stage_seconds` are the times of the call's stages; `places` is the message that contains
+        the arrays of the result already.
         """
         head, message = self._reply_head(), places or Message()
         self._result_codec.encode(value, head, message)
@@ -217,18 +219,18 @@ def _no_rows_dtype(number: pb.DType) -> NoReturn:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A command on its way: the header, whose origin changes with each attempt, and arrays."""
+    """A command to be sent: the header, whose origin changes with each attempt, and the arrays."""
 
     head: Any
     message: Message | None
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """Size of the arrays in bytes."""
         return 0 if self.message is None else self.message.payload_bytes
 
     def serialised(self, origin: Origin | None) -> bytes:
-        """Return the header, of a control verb the whole request."""
+        """Return the header; for a control verb, the whole request."""
         if origin is not None:
             _ORIGIN.encode(origin, self.head.origin, None)
         serialised: bytes = self.head.SerializeToString()
@@ -236,7 +238,7 @@ class Outgoing:
 
 
 class _Result:
-    """How a result travels: as the reply, or as the one field that it has beside its context."""
+    """The wire form of a result: all of the reply, or its one field apart from the context."""
 
     def __init__(self, result: Any, descriptor: Any) -> None:
         own = [name for name in descriptor.fields_by_name if name != "context"]
@@ -267,6 +269,6 @@ class _Result:
 _CONTEXT = codec(Context, pb.Context.DESCRIPTOR)
 _ORIGIN = codec(Origin, pb.Origin.DESCRIPTOR)
 VERBS = {name: Verb(command) for name, command in COMMANDS.items()}
-"""By the name of command and method."""
+"""All verbs, by the name of command and method."""
 JSON_VERBS = {name: verb for name, verb in VERBS.items() if verb.has_json}
-"""Those that can be called by JSON: over REST, and by `embstore call`."""
+"""The verbs that can be called by JSON: over REST, and by `embstore call`."""

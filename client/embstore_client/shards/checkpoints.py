@@ -1,16 +1,17 @@
 """Checkpoints of a cluster: kept, listed, dropped, and restored.
 
-A label is kept on every shard while none of them takes a write, at one barrier (`barrier`), also
-while other clients write. The state of each shard's checkpoint is compared with the barrier
-afterwards: a shard whose lease has run out, or that was started again, may have written in between.
-Then there is no checkpoint, and it is tried again.
+A label is created on every shard while no shard accepts writes, at one barrier (`barrier`), even
+while other clients write. Afterwards the state of each shard's checkpoint is compared with the
+barrier, because a shard may have written in between: its lease may have expired, or it may have
+been restarted. In that case the checkpoint is discarded, and created again.
 
-A client that may not pause writes (it takes the right "admin" on everything) keeps the label all
-the same, and it counts if the shards have kept the same tables with as many updates: t shows writes
-of others in between, and the label is tried again.
+Pausing writes needs the right "admin" on everything. A client without that right still creates the
+label. It is valid if all shards have stored the same tables with the same numbers of updates; a
+different t shows that other clients wrote in between, and the label is created again.
 
-The labels themselves show which are the cluster's (`embstore.cluster_checkpoints`). A label that a
-client left incomplete when it died is dropped by the next client that keeps it.
+The labels themselves show which of them belong to the cluster (`embstore.cluster_checkpoints`). If
+a client died while it created a label, the next client that uses the label drops the incomplete
+one.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _LEASE_MS = 30_000
-"""The longest time without writes on a shard, if the client that paused them has died."""
+"""The longest time in ms that a shard stays paused after the client that paused it has died."""
 
 
 def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpoint:
-    """Keep one label on every shard, at one barrier.
+    """Create one label on every shard, at one barrier.
 
     Raises
     ------
     CheckpointExistsError : the cluster has the label, or a shard has one of its own.
-    OutcomeUnknownError : shards were started again each time; there is no such checkpoint.
+    OutcomeUnknownError : in every try some shard was written to, or restarted; no label was made.
     """
     with router.writing():
         for _ in range(_TRIES):
@@ -74,7 +75,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
 
 
 def _are_one(found: list[KeptCheckpoint], barriers: list[Barrier]) -> bool:
-    """Return whether the shards' checkpoints are of one barrier."""
+    """Return whether the shards' checkpoints were made at one barrier."""
     at = [one.command for one in found]
     is_same = len({one.content for one in found}) == 1
     return is_same and (not barriers or at == [one.command for one in barriers])
@@ -82,11 +83,11 @@ def _are_one(found: list[KeptCheckpoint], barriers: list[Barrier]) -> bool:
 
 @contextmanager
 def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
-    """Pause the writes of all shards; yield the position of each: none, where they cannot be
+    """Pause the writes of all shards, and yield the position of each; [] if they cannot be
     paused."""
     by = f"a checkpoint, {token_hex(8)}"
     barriers: list[Barrier] = []
-    with suppress(PermissionDeniedError, InvalidArgumentError):  # or they are served as no shards
+    with suppress(PermissionDeniedError, InvalidArgumentError):  # the latter: not served as shards
         check = partial(router.check_newest, range(len(router.shards)))
         pause = partial(pause_each, router.shards, by, timeout_s=call.timeout_s, lease_ms=_LEASE_MS)
         barriers = retry_while_paused(pause, check, call.timeout_s or TIMEOUT_S)
@@ -94,12 +95,12 @@ def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
         yield barriers
     finally:
         if barriers:
-            with suppress(EmbstoreError):  # its lease ends it
+            with suppress(EmbstoreError):  # then the lease ends the pause
                 resume_all(router.shards, by, timeout_s=call.timeout_s)
 
 
 def _drop_left(router: Router, label: str) -> None:
-    """Drop the checkpoints of a label that an interrupted try has left."""
+    """Drop the checkpoints that an interrupted attempt has left under a label."""
     found = _each(router.all(_LIST), label)
     identities = [None if one is None else identity_of(one) for one in found]
     if len({*identities}) > 1:
@@ -118,7 +119,7 @@ def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCh
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
 ) -> tuple[KeptCheckpoint, ...]:
-    """Return the checkpoints that all shards keep, of one barrier."""
+    """Return the checkpoints that all shards have, and that were made at one barrier."""
     found = router.all(command, call)
     return tuple(unmarked(one) for one in found[0] if _is_whole(found, one.label))
 
@@ -133,11 +134,11 @@ def _each(found: list[tuple[KeptCheckpoint, ...]], label: str) -> list[KeptCheck
 
 
 def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
-    """Restore a label that all shards keep, of one barrier, on every shard."""
+    """Restore a label on every shard, if all shards have it and it was made at one barrier."""
     with router.writing():
         kept = router.all(_LIST)
         for shard, one in enumerate(_each(kept, command.label)):
-            if one is None:  # so it says, and the others stay as they are
+            if one is None:  # the shard raises the error, and no shard has changed
                 router.each({shard: command}, call)
         if not _is_whole(kept, command.label):
             raise CheckpointNotFoundError(
@@ -148,7 +149,7 @@ def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
         try:
             done = router.all(command, call)[0]
         finally:
-            router.tables.forget_all()  # a name may be another table's
+            router.tables.forget_all()  # a name may belong to another table now
         router.places.ended(None)
         return done
 

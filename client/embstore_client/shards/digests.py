@@ -1,8 +1,9 @@
-"""Digests and scans over shards: the parts of each, combined in the order of blocks and keys.
+"""Digests and scans over shards: the parts of all shards, in the order of blocks and keys.
 
-A block is in one partition, so its leaf is a shard's own (contract.md, rules 11 and 12); leaves are
-fetched page by page, so memory is bounded. A shard may have blocks of partitions that it gave away,
-or that are on their way to it (`moving`): only the owner's leaf counts.
+A digest is the root of a hash tree whose leaves are hashes of blocks of rows. A block lies in one
+partition, so its leaf is computed by one shard (contract.md, rules 11 and 12). Leaves are fetched
+page by page, so memory is bounded. A shard may still store blocks of partitions that it no longer
+owns or does not own yet (`moving`): only the owner's leaf counts.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _TRIES = 5
 
 
 class _ChangedError(Exception):
-    """The table has changed between two pages, or two shards."""
+    """The table has changed between two pages, or differs between two shards."""
 
 
 def get_digest(router: Router, command: c.GetDigest, call: Call) -> Digest:
-    """The root over the leaves of all shards.
+    """Return the digest of a table: the root over the leaves of all shards.
 
     Raises
     ------
-    OutcomeUnknownError : the table has changed each time.
+    OutcomeUnknownError : the table has changed during every try.
     """
     described = router.first(c.GetTable(command.table, command.table_id))
     for _ in range(_TRIES):
@@ -73,8 +74,8 @@ def _digest(router: Router, described: TableDescription, call: Call) -> Digest:
 
 
 def _merged(router: Router, config: TableConfig, pages: list[Leaves]) -> tuple[NDArray[Any], int]:
-    """Return the next leaves of all shards, and the block from which on more are to be fetched, -1
-    for none."""
+    """Return the next leaves of all shards, and the block from which to fetch more leaves; -1:
+    there are no more."""
     found = [np.frombuffer(page.records, LEAF_RECORD) for page in pages]
     ends = [int(records["block"][-1]) for records in found if len(records)]
     if not ends:
@@ -90,8 +91,11 @@ def _merged(router: Router, config: TableConfig, pages: list[Leaves]) -> tuple[N
 
 
 def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
-    """The next leaves of all shards; the digest is the root. Pages of which nothing is left, as
-    the blocks are another's, are passed over: without records it would be the end."""
+    """Return the next leaves of all shards, and the digest as the root.
+
+    A page may have only leaves of blocks that its shard does not own. The next page is fetched
+    then, since an answer without records would mean the end.
+    """
     described = router.first(c.GetTable(command.table, command.table_id))
     for _ in range(_TRIES):
         whole = get_digest(router, c.GetDigest(command.table, described.table_id), call)
@@ -110,7 +114,7 @@ def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
 
 
 def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
-    """Make the rows of every shard readable, all as of one t."""
+    """Make the rows of every shard readable, all in their state at one t."""
     with router.writing():
         found = router.all(command, call)
     if len({facts.table.t for facts in found}) > 1:
@@ -122,9 +126,10 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """The first rows of all shards: as many of each as are wanted, and the lowest keys of these."""
+    """Return the next rows in key order: each shard is asked for that many rows, and the lowest
+    keys of all of them are returned."""
     is_sparse = router.shared.scans.get(command.scan)
-    if is_sparse is None:  # another client has opened it
+    if is_sparse is None:  # the scan was opened by another client
         is_sparse = router.tables.find(command.table, None).config.is_sparse
     if is_sparse:
         return _read_in_turn(router, command, call)
@@ -140,8 +145,8 @@ def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
 
 
 def _read_in_turn(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """Some rows of sparse keys: one shard's rows after another's. `low` has the shard's number
-    above the `low` for that shard."""
+    """Return rows of a table with sparse keys: all rows of one shard, then of the next shard. `low`
+    contains the shard's number, above the bits of the `low` for that shard."""
     number, low = command.low >> KEY_BITS, command.low & KEY_MASK
     for shard in range(number, len(router.shards)):
         asked = replace(command, low=low if shard == number else 0)
@@ -152,7 +157,7 @@ def _read_in_turn(router: Router, command: c.ReadScan, call: Call) -> ScannedRow
 
 
 def close_scan(router: Router, command: c.CloseScan, call: Call) -> None:
-    """End a scan on every shard."""
+    """Close a scan on every shard."""
     router.shared.scans.pop(command.scan, None)
     router.all(command, call)
 

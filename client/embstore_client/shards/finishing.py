@@ -1,20 +1,21 @@
 """Finishing a step on all shards.
 
-A step is finished when all shards have finished it: it may be sent again until they have, and
-shards that had finished it are not sent it again. A trainer that ends within a step, so that some
-shards have it and some have not, takes its gradients with it: a client that goes on gets an error
-that asks it to restore a checkpoint.
+A step is finished when all shards have finished it. Until then it can be sent again; shards that
+have finished it already are left out. If a trainer ends within a step, some shards may have
+finished the step and others not, and the trainer's gradients are lost. Any other client that
+continues gets an error that asks it to restore a checkpoint.
 
-Several ranks may each give gradients that rule 9 of contract.md accepts alone, and whose sum it
-does not. No shard could notify the others in time, so here a share is refused where a sum of so
-many like it might be: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A trainer of one rank
-gets the exact answer. Where ranks have met, and applied the update themselves
-(`embstore_training.write_behind`), they know, and say.
+Each of several ranks may send gradients that rule 9 of contract.md accepts, while it refuses their
+sum. No shard could notify the others in time. So a rank's gradients are refused here if a sum of as
+many similar ones might be refused: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A
+trainer of one rank gets the exact answer. Ranks that exchange their gradients and apply the update
+themselves (`embstore_training.write_behind`) know the answer, and send it.
 
-Each shard compares the checksum of its own rows with the trainer's, before it applies its part. So
-where the trainer has a wrong row, its shard refuses the step, and the others, whose rows were
-right, have it: the session ends, and the cluster goes back to a checkpoint. Rejected: that all
-shards compare before the first applies anything, as a call more for each step.
+Each shard compares the checksum of its own rows with the trainer's before it applies its part. If
+the trainer has a wrong row, the shard of that row refuses the step, although the other shards,
+whose rows were right, have applied it. Then the session ends, and the cluster has to be restored to
+a checkpoint. Rejected: all shards compare before the first shard applies anything, which costs one
+more call per step.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def update_step(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
-    """One rank's gradients of a step: each shard gets the gradients of its keys."""
+    """Send one rank's gradients of a step: each shard gets the gradients of its keys."""
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
     if known is None:
@@ -75,8 +76,7 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
 
 
 def _checksum(command: c.UpdateStep, places: Splits, shard: int) -> int | None:
-    """Return the checksum of a shard's rows; None: only the checksum of all rows is known, if
-    any."""
+    """Return the checksum of a shard's rows; None: the command has no checksum by shard."""
     of_all = command.rows_checksum
     if of_all is None or isinstance(of_all, int):
         return None
@@ -129,7 +129,8 @@ def _named(step: c.StepKeys, given: list[c.StepGradients]) -> list[c.TableGradie
 def _refusal(
     step: c.StepKeys, given: list[c.StepGradients], command: c.UpdateStep
 ) -> InvalidArgumentError:
-    """Return the error for a share that rule 9 refuses, or that is too large for the others."""
+    """Return the error for a rank's gradients that rule 9 refuses, or that are too large to be
+    summed with those of other ranks."""
     found = refused([_named(step, given)], command.options.gradient_scale)
     if found is None:
         return InvalidArgumentError(
@@ -174,7 +175,7 @@ def _repeated(router: Router, command: c.UpdateStep, call: Call) -> Acknowledged
 
 
 def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> AcknowledgedUpdate:
-    """Rows of a hot replica."""
+    """Write the rows of a hot replica, the trainer's copy of hot rows, back to the shards."""
     splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
     parts = []
     for part in command.tables:

@@ -1,8 +1,8 @@
 """Gradients that rule 9 of contract.md refuses: no shard alone can judge them.
 
-An update with such a sum is refused whole, or skipped whole. Each shard has some of the sums, so
-they are looked at here, before anything is sent. Almost always a bound is enough: no sum of n
-gradients is larger than n times the largest.
+If rule 9 refuses one sum of gradients, the whole update is refused, or skipped. Each shard has only
+some of the sums, so they are checked here, before anything is sent. Almost always a bound is
+enough: no sum of n gradients is larger than n times the largest gradient.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,22 @@ from embstore.arithmetic import (
 from embstore.arrays import Rows
 
 _FINITE = 1e38
-"""Sums below it are finite in fp32, all roundings included."""
+"""Sums below this bound are finite in fp32, all rounding errors included."""
 
 Ranks = Sequence[Sequence[c.TableGradients]]
 
 
 def are_small(gradients: Rows, count: int, scale: float) -> bool:
-    """Return whether every sum of `count` gradients is accepted beyond doubt."""
+    """Return whether every sum of `count` gradients is surely accepted."""
     most = largest(gradients) * count
-    return most < _FINITE and most * scale < LARGE / 2  # not if it is not a number
+    return most < _FINITE and most * scale < LARGE / 2  # False if it is not a number
 
 
 def refused(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
-    """Return the part of an update whose sum is refused: the first such key, by occurrence, in the
-    first such table, by naming; None: all are accepted."""
+    """Return the part of an update whose sum is refused; None: all sums are accepted.
+
+    The part is the first table in the update with such a sum, and its first such key.
+    """
     names: list[str] = []
     for part in (part for parts in ranks for part in parts):
         if part.table not in names:
@@ -70,7 +72,7 @@ def _only(part: c.TableGradients, key: Any) -> c.TableGradients:
 
 
 def not_a_number(part: c.TableGradients, dim: int) -> c.TableGradients:
-    """Return a gradient of a table that makes every shard skip an update."""
+    """Return a gradient, not a number, of a table, which makes every shard skip an update."""
     return c.TableGradients(
         part.table, part.table_id, np.zeros(1, np.int64), np.full((1, dim), np.nan, np.float32)
     )

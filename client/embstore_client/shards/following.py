@@ -1,14 +1,16 @@
-"""A cluster by its newest map: commands are sent again by that when partitions have moved.
+"""A cluster by its newest map: when partitions have moved, commands are sent again by that map.
 
-A shard that has a newer map refuses a command that was split by an older one, and every shard knows
-the map. The client thus notices with its next command, connects to shards that are new to it, and
-sends the command once more, split anew. It is applied once: maps change at a barrier, where every
-sent command has been applied by all shards or by none (`embstore_client.barrier`).
+A shard that has a newer map refuses a command that was split by an older map, and every shard can
+return the map. The client thus notices the change with its next command. It connects to shards that
+are new to it, splits the command by the new map, and sends it once more. The command is applied
+once: maps change at a barrier, where every sent command has been applied by all shards or by none
+(`embstore_client.barrier`).
 
-Sessions end with their map, as with a restart of a server; a loop over one goes on by the way it
-has for that (`embstore_training.rank_session`): the name of the process, which is made of all
-shards, has the map's version in it. The epoch of the cluster is the sum of its shards', and a shard
-that comes or leaves does not change it.
+Sessions end when their map is replaced, as when a server restarts. A loop over a session then
+continues in the same way as after a restart (`embstore_training.rank_session`): the name of the
+server process, which is composed from all shards, includes the map's version. The epoch of the
+cluster is the sum of the epochs of its shards, corrected so that it does not change when a shard
+joins or leaves.
 """
 
 import threading
@@ -25,7 +27,7 @@ from embstore_client.shards.router import Router
 R = TypeVar("R")
 
 _MAPS_MAX = 100
-"""The most newer maps that one command may meet: far more than change while it is under way."""
+"""The maximum number of newer maps during one command, far more than there are in practice."""
 
 
 class Following:
@@ -36,7 +38,7 @@ class Following:
     def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
         """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
         self.router = router
-        """The router by the newest map that is known here; replaced whole."""
+        """The router for the newest map that this client knows. It is replaced, never changed."""
         self.rounds_rows = router.rounds_rows
         self._connect_to = connect_to
         self._every = list(router.shards)
@@ -50,12 +52,12 @@ class Following:
 
     @property
     def shard_map(self) -> ShardMap:
-        """The newest map that is known here."""
+        """The newest map that this client knows."""
         return self.router.shard_map
 
     @property
     def connected_by(self) -> dict[str, Any] | None:
-        """The arguments of `connect`, all but the token, by which another process can connect."""
+        """The arguments of `connect`, except the token, with which another process can connect."""
         return self.router.connected_by
 
     def check_device(self, name: str | None = None) -> None:
@@ -81,15 +83,15 @@ class Following:
         return self.router.execute(command, out=out, timeout_s=timeout_s, progress=progress)
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
-        """Ask each shard for its rows of a step; None: nothing is gained by it."""
+        """Ask each shard for its rows of a step; None: prefetching would gain nothing."""
         return self.router.prefetch(command)
 
     def warm_up(self) -> None:
-        """Compile every kernel that commands need, where shards are in this process."""
+        """Compile every kernel that commands need, if shards are in this process."""
         self.router.warm_up()
 
     def close(self) -> None:
-        """End every shard's executor, also of shards that have left."""
+        """Close every shard's executor, also of shards that have left."""
         with self._looking:
             self._is_closed = True
             self.router.close()
@@ -97,10 +99,10 @@ class Following:
                 shard.close()
 
     def _follow(self, router: Router, moved: MovedError) -> None:
-        """Use the newest map that a shard has; raise `moved` where that is no newer one."""
+        """Use the newest map that a shard has; raise `moved` if no shard has a newer one."""
         with self._looking:
             if self.router is not router or self._is_closed:
-                return  # another thread was here
+                return  # another thread has replaced the router already, or closed it
             newest = router.newest_map()
             if newest.version <= router.shard_map.version:
                 raise moved

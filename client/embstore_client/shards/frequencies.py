@@ -1,5 +1,8 @@
-"""Profiles and hot sets over shards: each shard gets the part of its own rows, and the counts are
-merged. A recording of the order of calls (`Profile.trace`) is each shard's own, and is left out."""
+"""Profiles and hot sets over shards: split so that each shard gets its own rows; counts are merged.
+
+Each shard records the order of its own calls (`Profile.trace`). The recordings cannot be merged,
+and are left out.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def export_profile(router: Router, command: c.ExportProfile, call: Call) -> Profile:
-    """How often rows are accessed, of all shards."""
+    """Return how often the rows of all shards are accessed."""
     found = router.all(command, call)
     names = sorted({name for profile in found for name in profile.tables})
     tables = {name: _merged([p.tables[name] for p in found if name in p.tables]) for name in names}
@@ -32,7 +35,7 @@ def export_profile(router: Router, command: c.ExportProfile, call: Call) -> Prof
 def _merged(tables: list[TableProfile]) -> TableProfile:
     keys, places = np.unique(
         np.concatenate([table.keys for table in tables]), return_inverse=True
-    )  # a shard may have counted rows that it gave away since
+    )  # two shards may have counted the same row, before and after it was moved
     every = np.concatenate([table.counts for table in tables])
     counts = np.zeros(len(keys), every.dtype)
     np.add.at(counts, places, every)
@@ -71,25 +74,25 @@ def _splits(
     keys: Mapping[str, Keys],
     rename: Mapping[str, str] | None = None,
 ) -> dict[str, Split]:
-    """Return which of some keys each shard has, by table; the store's may have another name."""
+    """Return which keys each shard owns, by the profile's name of the table."""
     names = rename or {}
     try:
         return {
             name: router.split_keys(names.get(name, name), None, of) for name, of in keys.items()
         }
     except (InvalidArgumentError, TableNotFoundError):
-        router.first(command, call)  # says why
+        router.first(command, call)  # the shard raises the error
         raise
 
 
 def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | None:
-    """The hot set, whose rows are pinned, each on its shard."""
+    """Return the hot set, each of whose rows is pinned on its shard; None: there is none."""
     found = [one for one in router.all(command, call) if one is not None]
     if not found:
         return None
     tables: Mapping[str, Keys] = {
         name: np.sort(np.concatenate([one.tables[name] for one in found if name in one.tables]))
-        for name in found[0].tables  # a shard that has joined since may have less
+        for name in found[0].tables  # a shard that has joined since may lack tables
     }
     return replace(found[0], tables=dict(tables))
 

@@ -1,7 +1,8 @@
-"""A router's knowledge of the members of sessions: their positions, announced and sent steps.
+"""A router's records of the members of sessions: their positions, announced and sent steps.
 
-A step that some shards have finished, and some have not, belongs to the trainer that sent it: it
-has the gradients, and sends the rest. Any other client that goes on gets an error.
+A member is one rank's place in a session. Some shards may have finished a step that others have
+not. Only the trainer that sent the step has its gradients, and can send it to the remaining shards.
+Any other client that continues gets an error.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from embstore_client.shards.split import Split
 
 Splits = Mapping[str, "Split"]
-"""For each table, which of a step's keys each shard has."""
+"""For each table, which of a step's keys each shard owns."""
 
 
 _SENT_MAX = 64
-"""The number of steps of a rank that are remembered as sent: more than it may have out
+"""The number of sent steps that are remembered per rank: more than a rank can have unfinished
 (`depth`)."""
 
 
@@ -31,37 +32,37 @@ _SENT_MAX = 64
 class Place:
     """The facts about a member."""
 
-    name: str = ""  # of the session; "": another client has joined it
+    name: str = ""  # the session's name; "": another client has joined the member
     rank: int = 0
-    world_size: int = 0  # 0: not known
+    world_size: int = 0  # 0: unknown
     map_version: int = 0  # of the map by which it was joined, and its steps were split
     joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
     steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
-    """The steps that are announced, and not finished."""
+    """The steps that are announced and not finished."""
     has_left: bool = False
-    """Its rank joins again, or has, by another name."""
+    """Whether the rank has to join again, or has joined again, as another member."""
 
     def behind(self, shards: int, step: int) -> list[int]:
-        """Return the shards that have still to finish a step, as far as is known."""
+        """Return the shards that are not known to have finished a step."""
         return [s for s in range(shards) if not self.joined_at or self.joined_at[s] < step]
 
 
 class Places:
-    """A router's knowledge of the members of sessions. Any thread."""
+    """A router's records of the members of sessions. Any thread."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._sent: dict[tuple[str, int], dict[int, type | None]] = {}
-        """By session and rank: the last steps that were sent from here, and the verb that ends
-        each, None: the verb was changed between two tries. A trainer with waits="none" has several
-        out, and a shard may be behind by all of them."""
+        """By session and rank: the last steps that were sent from here, with the verb that ends
+        each step; None: the verb was changed between two attempts. A trainer with waits="none" has
+        several unacknowledged steps, and a shard may lack all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:
-        """Note a member, as it joined each shard."""
+        """Record a member, given the answer of each shard that it joined."""
         first, at = found[0], tuple(one.last_step for one in found)
         with self._lock:
-            known = self._of(first.member).steps  # of one that says again that it joins
+            known = self._of(first.member).steps  # a repeated join keeps its announced steps
             left = {number: step for number, step in known.items() if number > min(at)}
             for member in self._members_of(first.name, first.rank):
                 self._places[member] = Place(first.name, first.rank, has_left=True)
@@ -70,8 +71,8 @@ class Places:
             )
 
     def check_map(self, member: str, map_version: int) -> None:
-        """Raise SessionExpiredError, if a member was joined by another map: its session has ended,
-        or is about to."""
+        """Raise SessionExpiredError if a member was joined by another map: its session has ended,
+        or is about to end."""
         place = self.of(member)
         if place.map_version not in (0, map_version):
             raise SessionExpiredError(
@@ -80,7 +81,7 @@ class Places:
             )
 
     def of(self, member: str) -> Place:
-        """Return the facts about a member; empty ones if it has joined elsewhere."""
+        """Return the facts about a member; empty ones if another client has joined it."""
         with self._lock:
             return self._of(member)
 
@@ -88,13 +89,16 @@ class Places:
         return self._places.get(member) or Place()
 
     def announced(self, member: str, steps: Mapping[int, tuple[c.StepKeys, Splits]]) -> None:
-        """Note steps of a member."""
+        """Record announced steps of a member."""
         with self._lock:
             self._places.setdefault(member, Place()).steps.update(steps)
 
     def may_send(self, member: str, command: Any, *, is_partial: bool) -> bool:
-        """Return whether a step may be sent, and note that it is. If some shards have finished it,
-        the rest is for the trainer that sent it to those, and always in the same way."""
+        """Return whether a step may be sent; if so, record it as sent.
+
+        If some shards have finished the step, only the trainer that sent it to these shards may
+        send it to the rest, and only by the same verb.
+        """
         with self._lock:
             place = self._of(member)
             sent = self._sent.get((place.name, place.rank), {})
@@ -109,15 +113,15 @@ class Places:
             return True
 
     def finished(self, member: str, step: int) -> None:
-        """Forget a step, and those before it."""
+        """Forget a step, and all steps before it."""
         with self._lock:
             steps = self._of(member).steps
             for number in [n for n in steps if n <= step]:
                 del steps[number]
 
     def left(self, member: str) -> None:
-        """Forget the position of a member: it joins again, maybe by another name, and the steps
-        that its rank has sent are still its own."""
+        """Forget the position of a member. Its rank will join again, perhaps as another member, and
+        may still complete the steps that it has sent."""
         with self._lock:
             if (place := self._places.get(member)) is not None:
                 self._places[member] = Place(place.name, place.rank, has_left=True)
@@ -130,7 +134,7 @@ class Places:
                 self._forget(place.name, place.rank)
 
     def ended(self, name: str | None) -> None:
-        """Forget a session and the steps sent in it; None: all of them, which have gone back."""
+        """Forget a session and the steps sent in it; None: all sessions, after a restore."""
         with self._lock:
             self._forget(name)
 
@@ -141,7 +145,7 @@ class Places:
             del self._sent[of]
 
     def _members_of(self, name: str | None, rank: int | None = None) -> list[str]:
-        """Return the members of a session's rank; None: of any rank."""
+        """Return the members of a session's rank; None: of any session, of any rank."""
         return [
             member
             for member, place in self._places.items()

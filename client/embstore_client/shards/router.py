@@ -1,7 +1,8 @@
-"""The router: an executor over the executors of a cluster's shards, by one map of it.
+"""The router: an executor over the executors of a cluster's shards, by one shard map.
 
-It never changes its map: `following` makes another one, that goes on with the `Shared` state of
-both, so that a command is split, sent and joined by one map, whichever map other threads learn of.
+A router never changes its map. `following` makes a new router for a new map, and both routers use
+the same `Shared` state. So a command is split, sent and joined by one map, whichever newer map
+another thread receives meanwhile.
 """
 
 import threading
@@ -45,7 +46,7 @@ from embstore_client.shards.write_pauses import TIMEOUT_S, check_newest, retry_w
 R = TypeVar("R")
 
 _THREADS_MAX = 1 << 20
-"""No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
+"""No bound: threads are started as needed, since calls of ranks wait for one another."""
 
 _LOOK_S, _LOOK_MAX_S = 1.0, 16.0
 """Seconds that a shard may take to answer before the router checks whether it has left."""
@@ -60,7 +61,7 @@ HANDLERS: dict[type[Command[Any]], Any] = (
     | digests.HANDLERS
     | frequencies.HANDLERS
 )
-"""handler(router, command, call) of each command without a join of answers."""
+"""handler(router, command, call) of each command whose class declares no join of answers."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ class Router:
         timeout_s: float = TIMEOUT_S,
         shared: "Shared | None" = None,
     ) -> None:
-        """Route to `executors`, in the order of the map's shards; they are closed with this.
+        """Route to `executors`, in the order of the map's shards; `close` closes them.
 
-        `timeout_s` is how long a shard may take no writes, where a call does not say; `shared` is
-        of the router before, by another map.
+        `timeout_s` is how many seconds a shard may refuse writes, for calls without a timeout of
+        their own. `shared` is the state of the previous router, which had another map.
         """
         assert len(executors) == len(shard_map.shards), "one executor a shard"
         self.shards = tuple(executors)
@@ -100,11 +101,11 @@ class Router:
         self.places = self.shared.places
         self.rounds_rows = executors[0].rounds_rows
         self.connected_by: dict[str, Any] | None = None
-        """The arguments of `connect`, all but the token, by which another process can connect."""
+        """The arguments of `connect`, except the token, with which another process can connect."""
         self._limits: Limits | None = None
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse rows of several shards; for one shard, ask its executor."""
+        """Refuse rows on a device if there are several shards; pass the call on if there is one."""
         if len(self.shards) > 1:
             raise InvalidArgumentError(
                 f"expected rows of steps on the host, where the rows of {len(self.shards)} shards "
@@ -123,7 +124,7 @@ class Router:
     ) -> R:
         """Execute a command; see `embstore.commands.Executor`.
 
-        Raises MovedError: there is a newer map; nothing has changed.
+        Raises MovedError if there is a newer map; nothing has changed then.
         """
         command = checked(command)
         call = Call(out, timeout_s, progress)
@@ -144,7 +145,7 @@ class Router:
     def _joined(self, command: Command[R], join: Join, call: "Call") -> R:
         """Have every shard execute a command, and join their answers."""
         is_write = command.effect is Effect.WRITES
-        if is_write:  # a table that it names may be another one after it
+        if is_write:  # its name may belong to another table afterwards
             self.tables.forget(getattr(command, "table", ""))
         with self.writing() if is_write else nullcontext():
             answer: R = join(self.all(command, call))
@@ -153,7 +154,7 @@ class Router:
         return answer
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
-        """Ask each shard for its rows of a step; None: nothing is gained by it."""
+        """Ask each shard for its rows of a step; None: prefetching would gain nothing."""
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
         with sessions.leaving(self, command.member):
@@ -161,22 +162,22 @@ class Router:
             return steps.prefetch(self, checked(command))
 
     def warm_up(self) -> None:
-        """Compile every kernel that commands need, where shards are in this process."""
+        """Compile every kernel that commands need, if shards are in this process."""
         for shard in self.shards:
             shard.warm_up()
 
     def close(self) -> None:
-        """End every shard's executor. Later commands raise an error, as on the executors."""
+        """Close every shard's executor. Later commands raise the error of a closed executor."""
         self.shared.close()
         for shard in self.shards:
             shard.close()
 
-    # Calls side by side
+    # Concurrent calls
 
     def first(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> R:
-        """Return the first shard's answer to a command that all would answer alike."""
+        """Return the first shard's answer to a command that all shards answer in the same way."""
         return self._at(0, command, call or Call(timeout_s=timeout_s))
 
     def _at(self, shard: int, command: Command[R], call: Call) -> R:
@@ -195,7 +196,7 @@ class Router:
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
         """Return every shard's facts about itself.
 
-        Raises MovedError as soon as one has a newer map: others may have left, and answer no more.
+        Raises MovedError as soon as one shard has a newer map: shards that left may never answer.
         """
         futures = self._asked(call or Call())
         for future in as_completed(futures):
@@ -207,7 +208,7 @@ class Router:
         return found
 
     def newest_map(self, timeout_s: float | None = None) -> ShardMap:
-        """Return the first map from a shard that is newer than this one, or this one."""
+        """Return the first map from a shard that is newer than this router's map, else this map."""
         for future in as_completed(self._asked(Call(timeout_s=timeout_s))):
             if future.exception() is None:
                 found = future.result().shard_map
@@ -216,7 +217,7 @@ class Router:
         return self.shard_map
 
     def _asked(self, call: "Call") -> "list[Future[ServerInfo]]":
-        """Begin to ask every shard for its facts."""
+        """Ask every shard for its facts, and return the futures of the answers."""
         ask = c.GetServerInfo()
         shards = range(len(self.shards))
         futures = self.shared.begin({n: partial(self._at, n, ask, call) for n in shards})
@@ -225,18 +226,18 @@ class Router:
         return list(futures.values())
 
     def check_newest(self, shards: Iterable[int]) -> None:
-        """Raise MovedError, if one of these shards has a newer map than this router."""
+        """Raise MovedError if one of these shards has a newer map than this router."""
         for shard in shards:
             found = self.shards[shard].execute(c.GetServerInfo())
             check_newest(found, self.shard_map)
 
     def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
-        """Return the answers of shards to a command each, by shard; all have answered.
+        """Send each shard its own command, wait for all, and return the answers by shard.
 
         Raises
         ------
-        EmbstoreError : the first, by shard, of the errors that were raised.
-        MovedError : one has left the cluster, and does not answer any more.
+        EmbstoreError : the error of the first shard, by number, that raised one.
+        MovedError : a shard has left the cluster, and no longer answers.
         """
         call = call or Call()
         done = _Sums(len(commands), call.progress)
@@ -250,7 +251,7 @@ class Router:
             for place, (shard, command) in enumerate(commands.items())
         }
         futures = self.shared.begin(works)
-        if futures is None:  # it is closed: so says the first
+        if futures is None:  # closed: `first` raises the executor's error
             return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         try:
             left = self._wait(futures)
@@ -265,8 +266,8 @@ class Router:
         return {shard: future.result() for shard, future in futures.items()}
 
     def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
-        """Wait until all shards have answered; return the shards that have left the cluster
-        instead: their calls end by their deadlines, without effect."""
+        """Wait until all shards have answered. Return the shards that have left the cluster
+        instead; their calls end at their deadlines, without effect."""
         left: dict[int, MovedError] = {}
         out, pause_s = set(futures.values()), _LOOK_S
         while out := wait(out, pause_s).not_done:
@@ -281,14 +282,14 @@ class Router:
     def all(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> list[R]:
-        """Return every shard's answer to one command."""
+        """Send one command to every shard, and return all answers."""
         commands = dict.fromkeys(range(len(self.shards)), command)
         return list(self.each(commands, call or Call(timeout_s=timeout_s)).values())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Have every shard get the commands that are sent in the block before commands of another
-        thread of this router."""
+        """Keep commands of other threads of this router out until the block ends, so that every
+        shard gets the block's commands in one order."""
         with self.shared.writing:
             yield
 
@@ -296,13 +297,13 @@ class Router:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the cluster: its first shard's."""
+        """The limits of the cluster: those of its first shard."""
         if self._limits is None:
             self._limits = self.first(c.GetServerInfo()).limits
         return self._limits
 
     def split(self, part: Any) -> Split:
-        """Return which keys of a part of a command each shard has.
+        """Return which keys of a part of a command each shard owns.
 
         Raises
         ------
@@ -312,10 +313,10 @@ class Router:
         return self.split_keys(part.table, part.table_id, part.keys)
 
     def split_keys(self, table: str, table_id: int | None, keys: Keys) -> Split:
-        """Do the same for keys of a table."""
+        """Return which keys of a table each shard owns; see `split`."""
         described = self.tables.find(table, table_id)
         if outside(keys, described.config.rows, table) is not None:
-            described = self.tables.look_again(table, table_id)  # it may have grown
+            described = self.tables.look_again(table, table_id)  # the table may have grown
             if (error := outside(keys, described.config.rows, table)) is not None:
                 raise error
         config = described.config
@@ -323,25 +324,25 @@ class Router:
 
 
 class Shared:
-    """The state that routers by different maps of one cluster share. Any thread."""
+    """The state that routers with different maps of one cluster share. Any thread."""
 
     def __init__(self) -> None:
         self.places = Places()
         self.scans: dict[str, bool] = {}
-        """Whether the keys of each open scan are sparse: its table may be dropped meanwhile."""
+        """Whether the keys of each open scan are sparse; kept because its table may be dropped."""
         self.writing = threading.RLock()
-        """Guards commands that are to reach every shard in one order."""
+        """Guards commands that must reach every shard in one order."""
         self.epochs = 0
-        """Added to the sum of the shards' epochs: the epochs of shards that left, minus the new
-        ones'."""
+        """Correction of the cluster's epoch: the epochs of shards that left, minus those of shards
+        that joined. It is added to the sum of the shards' epochs."""
         self.last_epochs: dict[Executor, int] = {}
-        """The last known epoch of each shard: one that has left does not send it any more."""
+        """The last known epoch of each shard: a shard that has left no longer sends it."""
         self._is_closed = False
         self._submitting = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
 
     def begin(self, works: Mapping[int, Callable[[], Any]]) -> "dict[int, Future[Any]] | None":
-        """Begin work for each of some shards, on threads; None: it is closed."""
+        """Run one function per shard, on threads; None: this object is closed."""
         with self._submitting:
             if self._is_closed:
                 return None
@@ -357,8 +358,8 @@ class Shared:
 def _check_not_half(
     commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
 ) -> None:
-    """Raise OutcomeUnknownError, if partitions have moved while a command was applied by some
-    shards, and not by others: it cannot be sent again."""
+    """Raise OutcomeUnknownError if partitions have moved while some shards applied a command and
+    others did not: the command cannot be sent again."""
     has_moved = any(isinstance(error, MovedError) for error in errors)
     if has_moved and None in errors and Trait.ADDS in next(iter(commands.values())).traits:
         raise OutcomeUnknownError(
@@ -369,7 +370,7 @@ def _check_not_half(
 
 
 class _Sums:
-    """The progress of all shards: the work done, and the whole."""
+    """The progress of all shards together: the sums of the work done and of all work."""
 
     def __init__(self, count: int, progress: Progress | None) -> None:
         self._done = [(0, 0)] * count

@@ -1,6 +1,7 @@
 """Commands that read and write rows, over shards.
 
-Bags are pooled here: a bag's rows are added in the order of the bag (rule 8), on any shards.
+Bags are pooled here: the rows of a bag are added in the order of the bag (rule 8), and may come
+from any shards.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Handler = Callable[["Router", C, "Call"], R]
 
 
 def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
-    """Have a handler get a command that is not too large for one call, with the ids that its table
-    names have; once more, where these are other tables by now."""
+    """Check the size of a command, and pass it to a handler with the ids of its tables. If one of
+    its names belongs to another table by now, repeat this once."""
 
     @wraps(handler)
     def handle(router: Router, command: C, call: Call) -> R:
@@ -49,7 +50,7 @@ def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
 
 @_of_named
 def lookup(router: Router, command: c.Lookup, call: Call) -> RowsRead:
-    """Rows of several tables."""
+    """Return rows of several tables."""
     splits = [router.split(part) for part in command.tables]
     outs = _outs(router, command.tables, splits, call.out)
     parts: dict[int, c.Lookup] = {}
@@ -92,7 +93,7 @@ def _outs(router: Router, tables: Sequence[c.TableKeys], splits: list[Split], ou
 
 @_of_named
 def lookup_pooled(router: Router, command: c.LookupPooled, call: Call) -> RowsRead:
-    """Pooled rows of bags: rows of all occurrences, pooled here."""
+    """Return pooled rows of bags. Shards return the rows of all occurrences; this pools them."""
     keys = tuple(c.TableKeys(part.table, part.table_id, part.keys) for part in command.tables)
     read = lookup(router, c.Lookup(keys, command.admit), replace(call, out=None))
     return _pooled(read, [part.bags for part in command.tables], call.out)
@@ -104,7 +105,7 @@ def _pooled(read: RowsRead, bags: Sequence[c.Bags], out: Any) -> RowsRead:
         for table, own in zip(read.tables, bags, strict=True)
     ]
     filled = [
-        as_out(given, pooled.shape, table.table)  # all before the first is written to
+        as_out(given, pooled.shape, table.table)  # check all outputs before any is written to
         for given, pooled, table in zip(out or found, found, read.tables, strict=True)
     ]
     for rows, pooled in zip(filled, found, strict=True):
@@ -114,7 +115,7 @@ def _pooled(read: RowsRead, bags: Sequence[c.Bags], out: Any) -> RowsRead:
 
 @_of_named
 def read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
-    """Weights and state of a table's rows."""
+    """Return the weights and the state of a table's rows."""
     part = command.keys
     split, config = router.split(part), router.tables.config_of(part.table, part.table_id)
     given = call.out or (None, None)
@@ -140,15 +141,14 @@ def read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
 
 @_of_named
 def update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
-    """One update of several tables."""
+    """Apply one update to several tables."""
     tables = tuple(_of_width(router, part) for part in command.tables)
     return _updated(router, c.UpdateRanks((c.Rank(tables),), command.options), call)
 
 
 @_of_named
 def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> AcknowledgedUpdate:
-    """One update by the gradients of bags: each occurrence gets its own, then as any other
-    update."""
+    """Apply one update by the gradients of bags, spread to the occurrences of keys."""
     tables = []
     for part in (_of_width(router, given) for given in command.tables):
         bags = part.bags
@@ -159,7 +159,7 @@ def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> Acknow
 
 @_of_named
 def update_ranks(router: Router, command: c.UpdateRanks, call: Call) -> AcknowledgedUpdate:
-    """One update from several ranks."""
+    """Apply one update from several ranks."""
     ranks = tuple(
         c.Rank(tuple(_of_width(router, part) for part in rank.tables)) for rank in command.ranks
     )
@@ -167,7 +167,7 @@ def update_ranks(router: Router, command: c.UpdateRanks, call: Call) -> Acknowle
 
 
 def _of_width(router: Router, part: Any) -> Any:
-    """Return a part with gradients of the table's width, on the host."""
+    """Return a part, checked: its gradients are on the host, and have the table's width."""
     check_on_host(part.keys, f"table {part.table!r}: ")
     check_on_host(part.gradients, f"table {part.table!r}: ")
     dim = router.tables.config_of(part.table, part.table_id).dim
@@ -192,7 +192,7 @@ def _updated(
                 ),
                 options,
             )
-    elif options.on_nonfinite == "refuse":  # by a shard, in its words
+    elif options.on_nonfinite == "refuse":  # a shard refuses it, with its error message
         commands[0] = c.UpdateRanks(wrong.ranks, options)
     else:
         config_of = router.tables.config_of
@@ -215,7 +215,7 @@ def _part(part: c.TableGradients, split: Split, shard: int) -> c.TableGradients:
 
 @_of_named
 def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
-    """Set rows."""
+    """Set the weights of rows."""
     part = command.keys
     check_on_host(command.rows, f"table {part.table!r}: ")
     dim = router.tables.config_of(part.table, part.table_id).dim
@@ -242,7 +242,7 @@ def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
 
 @_of_named
 def put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
-    """Set weights and state."""
+    """Set the weights and the state of rows."""
     part, add_t = command.keys, command.add_t
     if command.moved:
         raise _not_at_its_shard("put")

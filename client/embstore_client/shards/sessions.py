@@ -1,12 +1,12 @@
-"""Sessions over shards: opened, joined and left on all, under one name and one member a rank.
+"""Sessions over shards: opened, joined and left on all shards, with one member per rank.
 
-A step is announced to each shard with the keys that it has, of every table, also none, so that each
-plans its own rows.
+A step is announced to every shard, with the keys of every table that the shard owns, even if there
+are none, so that each shard plans its own rows.
 
-**A shard that was started again** knows no member. Then the member leaves the other shards as well,
-and its trainer gets the same error as from a restarted server: it joins again, announces unfinished
-steps again, and repeats the calls that were out (`embstore_training.rank_session`). The place is
-the one of the shard that is the furthest behind.
+**A shard that was restarted** does not know any member. Then the member leaves the other shards as
+well, and its trainer gets the same error as after a restart of a single server: it joins again,
+announces unfinished steps again, and repeats the calls that were not answered
+(`embstore_training.rank_session`). The resume position is the earliest position of any shard.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionF
     """Open a session on every shard."""
     with router.writing():
         facts = min(router.all(command, call), key=lambda one: one.last_step)
-    for name in facts.tables:  # held from now on: none of them is made anew any more
+    for name in facts.tables:  # the session locks them, so their ids stay valid
         router.tables.look_again(name, None)
     return facts
 
 
 def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
-    """Take the place of a rank: on the first shard, and then, as no other client has it, on all."""
+    """Become a rank: on the first shard and, if no other client has the rank, on all shards."""
     is_given = bool(command.member)
     command = replace(command, member=command.member or token_hex(16))
     first = router.first(command, call)
@@ -68,8 +68,11 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
 
 @contextmanager
 def leaving(router: Router, member: str) -> Iterator[None]:
-    """Leave a session everywhere once one shard does not know its member any more; add advice to
-    the error of a shard that has found a wrong row, which it raises for all later calls."""
+    """Leave a session on all shards if one shard no longer knows its member.
+
+    A shard that has found a wrong row raises ReplicaMismatchError for all later calls; add advice
+    to it.
+    """
     try:
         yield
     except ReplicaMismatchError as exc:
@@ -84,8 +87,8 @@ def leaving(router: Router, member: str) -> Iterator[None]:
 
 
 def leave(router: Router, member: str) -> None:
-    """Leave a session everywhere, as one shard does not know the member any more: it is joined
-    anew, as if all shards had forgotten it."""
+    """Leave a session on all shards, because one shard no longer knows the member. Its rank joins
+    again as if all shards had been restarted."""
     with suppress(EmbstoreError):
         router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
     router.places.left(member)
@@ -98,13 +101,13 @@ def end_session(router: Router, command: c.EndSession, call: Call) -> None:
 
 
 def announce(router: Router, command: c.Announce, call: Call) -> Announced:
-    """Announce the keys that coming steps will use: to each shard its own."""
+    """Announce the keys that coming steps will use: each shard gets the keys that it owns."""
     split: dict[int, tuple[c.StepKeys, Splits]] = {}
     for step in command.steps:
         try:
             split[step.step] = step, {part.table: _split(router, part) for part in step.tables}
         except (InvalidArgumentError, TableNotFoundError):
-            router.first(command, call)  # says why
+            router.first(command, call)  # the shard raises the error
             raise
     commands = {
         shard: c.Announce(
@@ -125,8 +128,8 @@ def announce(router: Router, command: c.Announce, call: Call) -> Announced:
 
 
 def _split(router: Router, table: c.StepTable) -> Split:
-    """Return the shards of a step's keys, or raise the error that every shard would: keys out of
-    range, or repeated, or a table that is not there."""
+    """Return which of a step's keys each shard owns. Raise the same error as a shard if keys are
+    out of range or repeated, or if the table does not exist."""
     check_on_host(table.keys, f"table {table.table!r}: ")
     split = router.split_keys(table.table, None, table.keys)
     if len(unique(table.keys)[0]) < len(table.keys):
@@ -135,7 +138,7 @@ def _split(router: Router, table: c.StepTable) -> Split:
 
 
 def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
-    """Return the part of a step that a shard has."""
+    """Return the part of a step that a shard owns."""
     tables = (c.StepTable(t.table, t.keys[places[t.table].of(shard)]) for t in step.tables)
     return c.StepKeys(step.step, tuple(tables))
 

@@ -1,7 +1,7 @@
-"""Which of some keys each shard has.
+"""Which keys each shard owns.
 
-Keys are sorted by shard and keep their order within each, so the last of repeated keys is the last
-at its shard, and ascending positions stay ascending.
+Keys are sorted by shard, and keep their order within each shard. So the last of several equal keys
+is also the last one on its shard, and ascending positions stay ascending.
 """
 
 from typing import Any
@@ -14,16 +14,16 @@ from embstore.arrays import Keys
 from embstore.sharding import ShardMap
 
 Positions = NDArray[Any]
-"""(m,) int32 or int64, indices into a call's keys."""
+"""Indices into a call's keys, (m,), int32 or int64."""
 
 
 def taken(rows: NDArray[Any], own: Positions) -> NDArray[Any]:
-    """Return the rows at some positions, a copy: `rows[own]`, in two thirds of the time."""
+    """Return a copy of the rows at some positions: `rows[own]`, in two thirds of the time."""
     return rows.take(own, axis=0)
 
 
 class Split:
-    """The places of some keys of one table, by shard."""
+    """The positions of some keys of one table, by the shard that owns them."""
 
     def __init__(
         self, seed: int, keys: Keys, owners: NDArray[np.int32], shard_count: int, key_space: str
@@ -35,22 +35,23 @@ class Split:
         return len(self._order)
 
     def count(self, shard: int) -> int:
-        """Return how many keys a shard has."""
+        """Return how many of the keys a shard owns."""
         return int(self._starts[shard + 1] - self._starts[shard])
 
     def of(self, shard: int) -> Positions:
-        """Return the positions of the keys that a shard has, ascending."""
+        """Return the positions of the keys that a shard owns, ascending."""
         return self._order[self._starts[shard] : self._starts[shard + 1]]
 
     def within(self, positions: Positions, shard: int) -> tuple[Positions, NDArray[np.uint32]]:
-        """Return which of some positions (ascending) a shard has, and where among its own."""
+        """Return which of some ascending positions a shard owns, and their indices among all
+        positions that it owns."""
         mine = np.flatnonzero(self._shard_of[positions] == shard)
         places = np.searchsorted(self.of(shard), positions[mine])
         return mine, places.astype(np.uint32)
 
 
 class Owners:
-    """Which shard has each partition: a map, ready to be asked for many keys."""
+    """Which shard owns each partition: a shard map, prepared for many keys."""
 
     def __init__(self, shard_map: ShardMap) -> None:
         self._owners = np.array(shard_map.owners, np.int32)
@@ -61,6 +62,6 @@ class Owners:
         return Split(seed, keys, self._owners, self._count, key_space)
 
     def of(self, parts: NDArray[np.uint16]) -> NDArray[np.int32]:
-        """Return the shard of each partition."""
+        """Return the shard that owns each partition."""
         found: NDArray[np.int32] = self._owners[parts]
         return found

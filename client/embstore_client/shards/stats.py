@@ -1,20 +1,20 @@
-"""Stats of a cluster: the sums of stats of which each shard has a part.
+"""Stats of a cluster, computed from the stats of all shards.
 
-A client has the documents that shards answer, and not the declarations that they are made of
-(`embstore.stats`). Numbers add, but for a few that stand here by name; a test compares them with
-the declarations. Rates are computed from the sums, as a mean of rates would favour the idle shard.
-Stats that do not add are the first shard's.
+A client gets only the documents that the shards return, not the declarations of the stats
+(`embstore.stats`). Numbers are added, except the few stats that are named below; a test compares
+these names with the declarations. Rates are computed from the sums, as a mean of rates would favour
+an idle shard. Stats that cannot be added are taken from the first shard.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 PARTS = ("cache", "storage", "stages")
-"""The parts of a store's stats, apart from tables, of which each shard has some. Each shard has all
-sessions."""
+"""The parts of a store's stats, apart from tables, that are sums over shards. Sessions are not:
+each shard has all of them."""
 
 ALIKE = {"rows", "dim", "learning_rate", "t", "row_bytes", "skipped_updates", "commit"}
-"""Numbers of a row, of a table or of a moment: all shards have the same, or each its own."""
+"""Numbers that are not added: they are equal on all shards, or describe one shard alone."""
 
 _ORIGINS = ("host", "log", "base", "initializer")
 LABELS = ("dim", "optimizer")
@@ -22,7 +22,7 @@ LABELS = ("dim", "optimizer")
 
 
 def merged(found: list[dict[str, Any]], table: str) -> dict[str, Any]:
-    """Return the stats of a table, or of a store, given each shard's."""
+    """Return the stats of a table or, for "", of a store, from the stats of all shards."""
     if table:
         return _of_part(found)
     parts = {name: _of_part([one[name] for one in found]) for name in PARTS}
@@ -53,7 +53,7 @@ def _of_layout(pool: Mapping[str, Any], pools: list[dict[str, Any]]) -> dict[str
 
 
 def _of_pools(hits: str, keys: str) -> Any:
-    """Return the function that computes a rate from the sums of a pool, or of all pools."""
+    """Return a function that computes a rate from the sums of one pool, or of all pools."""
 
     def rate(whole: Mapping[str, Any]) -> float | None:
         parts = whole.get("pools", [whole])

@@ -1,7 +1,7 @@
 """The rows of announced steps, from all shards, in announced order.
 
-A step is looked up on the shards that have keys of it. Bags are pooled here, as their rows are
-added in the order of the bag (rule 8).
+A step is looked up on the shards that own keys of it. Bags are pooled here, as their rows are added
+in the order of the bag (rule 8).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAST_S = 1e-3
 
 
 def lookup_step(router: Router, command: c.LookupStep, call: Call) -> RowsRead:
-    """The rows of an announced step, in announced order."""
+    """Return the rows of an announced step, in announced order."""
     step, places = announced(router, command)
     commands = dict.fromkeys(_with_keys(router, places), command)
     found = router.each(commands, replace(call, out=None))
@@ -47,7 +47,7 @@ def lookup_step(router: Router, command: c.LookupStep, call: Call) -> RowsRead:
     outs = {
         name: as_out((call.out or {}).get(name), (len(split), _dim(router, name)), name)
         for name, split in places.items()
-    }  # all before the first is written to
+    }  # check all outputs before any is written to
     tables = []
     for part in step.tables:
         rows = {shard: table.rows for shard, table in by_table[part.table]}
@@ -78,8 +78,8 @@ def announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
 
     Raises
     ------
-    StepNotFoundError : none was made here.
-    SessionExpiredError : there is no such member; some shards have finished the step.
+    StepNotFoundError : this client has not announced the step.
+    SessionExpiredError : the member does not exist, or some shards have finished the step.
     """
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
@@ -91,7 +91,7 @@ def announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
             f"session {place.name!r}: rank {place.rank} joins again, because a shard was restarted"
         )
     with suppress(DeadlineError):
-        router.first(c.LookupStep(command.member, command.step), timeout_s=_ASK_S)  # says why
+        router.first(c.LookupStep(command.member, command.step), timeout_s=_ASK_S)  # may raise
     raise StepNotFoundError(
         f"expected an announced step that is not finished, found {command.step}: another "
         "connection has announced it; announce it again"
@@ -112,7 +112,7 @@ def torn(step: int) -> SessionExpiredError:
 
 
 class _Prefetched:
-    """The rows of a step, on their way from every shard."""
+    """The rows of a step that were requested from every shard."""
 
     def __init__(
         self, router: Router, member: str, of_shard: dict[int, c.Prefetched], places: Splits
@@ -121,7 +121,7 @@ class _Prefetched:
         self._of_shard, self._places = of_shard, places
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
-        """Wait for all rows, as `lookup_step` returns them."""
+        """Wait for all rows, and return them as `lookup_step` does."""
         until = None if timeout_s is None else monotonic() + timeout_s
         rows: dict[str, dict[int, Rows]] = {}
         with leaving(self._router, self._member):
@@ -135,21 +135,21 @@ class _Prefetched:
 
     @property
     def early_bytes(self) -> int:
-        """Bytes of rows that came before the step was ready."""
+        """Bytes of the rows that arrived before all earlier steps were finished."""
         return sum(getattr(handle, "early_bytes", 0) for handle in self._of_shard.values())
 
     @property
     def late_bytes(self) -> int:
-        """Bytes of rows that came once it was."""
+        """Bytes of the rows that arrived after that."""
         return sum(getattr(handle, "late_bytes", 0) for handle in self._of_shard.values())
 
     def done(self) -> bool:
-        """Whether `result` will not wait for them."""
+        """Whether `result` would return without waiting."""
         return all(getattr(handle, "done", bool)() for handle in self._of_shard.values())
 
 
 def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
-    """Ask every shard for its rows of a step; None: a lookup raises the error."""
+    """Ask every shard for its rows of a step; None: a lookup of the step raises the error."""
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
     if known is None or len(place.behind(len(router.shards), command.step)) < len(router.shards):
@@ -162,7 +162,7 @@ def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
 
 
 def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) -> RowsRead:
-    """Pooled rows of bags of announced keys, pooled here."""
+    """Return pooled rows of bags of announced keys; they are pooled here."""
     step = c.LookupStep(command.member, command.step)
     rows = {t.table: t for t in lookup_step(router, step, replace(call, out=None)).tables}
     tables = []
@@ -184,14 +184,14 @@ def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) 
 
 
 def read_step(router: Router, command: c.ReadStep, call: Call) -> StepRecords:
-    """Weights and state of some announced keys."""
+    """Return the weights and the state of some announced keys."""
     if not command.tables:
         return router.first(command, call)
     _, places = announced(router, command)
     for part in command.tables:
         split = places.get(part.table)
         if split is None or (len(part.positions) and part.positions[-1] >= len(split)):
-            return router.first(command, call)  # raises the error
+            return router.first(command, call)  # the shard raises the error
     within: dict[tuple[int, str], Any] = {}
     commands = {}
     for shard in range(len(router.shards)):

@@ -1,4 +1,4 @@
-"""Commands of the whole cluster whose parts, or answers, are unlike any other's."""
+"""Commands of the whole cluster, each of which is split and joined in its own way."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
-    """The facts of the cluster: its first shard's, with the memory of all. Its epoch grows with
-    any."""
+    """Return the facts of the cluster: those of its first shard, with the memory of all shards. The
+    epoch grows with the epoch of any shard."""
     found = router.infos(call)
     epoch = router.shared.epochs + sum(one.context.epoch for one in found)
     context = replace(found[0].context, epoch=epoch)
@@ -30,19 +30,19 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
         read_only=any(one.read_only for one in found),
         shard=None,
         shard_map=router.shard_map,
-        process=" ".join(filter(None, named)),  # sessions end with the map, too
+        process=" ".join(filter(None, named)),  # a new map ends sessions as a new process does
     )
 
 
 def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]:
-    """The stats of a table, or of the store: sums, and in "shards" each shard's own."""
+    """Return the stats of a table, or of the store: sums and, as "shards", those of each shard."""
     found = router.all(command, call)
     whole = stats.merged(found, command.table)
     return whole if command.table else whole | {"shards": found}
 
 
 def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:
-    """Give every shard its share of a budget."""
+    """Give every shard an equal share of a number of bytes."""
     share = -(-command.cache_bytes // len(router.shards))
     router.all(c.ResizeCache(share), call)
 
@@ -51,8 +51,7 @@ def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:
 
 
 def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[TableDescription, ...]:
-    """The first shard's descriptions of all tables, with t of the shard that is the furthest
-    behind."""
+    """Return the first shard's descriptions of all tables, each with the lowest t of any shard."""
     first, *others = router.all(command, call)
     least = {one.table_id: one.t for one in first}
     for one in chain.from_iterable(others):
@@ -64,7 +63,7 @@ def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[Tabl
 
 
 def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
-    """Copy every shard's files to a folder of its own, `shard-N` within the destination.
+    """Copy every shard's files to its own folder, `shard-N` within the destination.
 
     Raises InvalidArgumentError: no label was given. Shards write their files at different moments;
     only the states of one checkpoint are of one moment.

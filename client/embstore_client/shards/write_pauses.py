@@ -1,14 +1,15 @@
-"""The retry policy for a shard that cannot take a command yet: repeat it until a deadline.
+"""The retry policy for a shard that cannot accept a command yet: repeat it until a deadline.
 
-A shard refuses commands that write while its writes are paused (`barrier`): it has done nothing
-then, but another shard may have its part of the same command. So only the part that was refused is
-sent again, and the command is applied once by each. A client that pauses writes looks for a
-barrier at which no command is half done, so commands that some shards got reach the others before
-partitions move.
+A shard refuses commands that write while its writes are paused (`barrier`). It has not executed its
+part of the command then, but another shard may have executed another part. So only the refused part
+is sent again, and each part is applied once. A client that pauses writes searches for a barrier at
+which no command is half done. So a command that some shards have executed reaches the other shards
+before partitions move.
 
-A shard that has another map than the router is either behind, and gets the map in a moment, or the
-router is: then the whole command is split anew (`following`). In the latter case no shard has its
-part: the maps changed at a barrier.
+If a shard has another map than the router, there are two cases. The shard may have the older map;
+then it gets the newer one in a moment. Or the router has the older map; then the whole command is
+split again by the newer one (`following`). In the second case no shard has executed its part,
+because the maps changed at a barrier.
 """
 
 from collections.abc import Callable
@@ -23,18 +24,19 @@ from embstore.sharding import ShardMap
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
-"""The time to repeat a command, if none is given; as a connection's timeout."""
+"""Seconds to repeat a command that has no timeout: the default timeout of a connection."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.1
 
 
 def retry_while_paused(send: Callable[[], T], check: Callable[[], None], timeout_s: float) -> T:
-    """Return a shard's answer to a command that is sent by `send`.
+    """Call `send` until it returns a shard's answer, and return the answer.
 
-    `check` raises the error that ends the repetition: a newer map.
+    `check` is called after each refusal; it raises the error that ends the repetition: MovedError,
+    if there is a newer map.
 
     Raises
     ------
-    WritesPausedError, MovedError : the shard refused it so for that long.
+    WritesPausedError, MovedError : the shard refused the command for `timeout_s` seconds.
     """
     until, pause = monotonic() + timeout_s, _PAUSE_FIRST_S
     while True:
@@ -49,7 +51,7 @@ def retry_while_paused(send: Callable[[], T], check: Callable[[], None], timeout
 
 
 def check_newest(info: ServerInfo, shard_map: ShardMap) -> None:
-    """Raise MovedError, if a shard has a newer map than this one."""
+    """Raise MovedError if a shard has a newer map than `shard_map`."""
     found = info.shard_map
     if found is not None and found.version > shard_map.version:
         raise MovedError(

@@ -1,20 +1,21 @@
 """Hot/cold training: hot rows are trained at the trainer, in batches that need no store at all.
 
-    classifier     which samples are hot
-    ragged         columns of ids, also of each sample as many as there are
-    packer         a stream of samples as all-hot and mixed batches
-    scheduler      in which order these come, and a rate that follows the loss
-    run            the loop: hot batches on a replica, mixed ones at the store
-    steps          the interface of a batch for its body
-    replica        the hot rows at the trainer
-    rows           one table's hot rows, in slots
-    update         one update of them, of all ranks
-    device_replica  the same in the memory of the store's device, in the store's process
-    torch_replica  the same in torch tensors, on the trainer's device
-    phases         stretches of one kind, on all ranks alike
-    alike          whether ranks have one hot set
+    classifier      which samples are hot
+    ragged          columns of ids, with one, several or any number of ids per sample
+    packer          a stream of samples as all-hot and mixed batches
+    scheduler       the order of these batches, and a rate that follows the loss
+    run             the loop: hot batches on a replica, mixed batches at the store
+    steps           the interface of a batch for the body of the loop
+    tally           which batches are finished, and which of them the store has
+    replica         the hot rows at the trainer
+    rows            one table's hot rows, in slots
+    update          one update of the hot rows, of all ranks
+    device_replica  a replica in the memory of the store's device, in the store's process
+    torch_replica   a replica in torch tensors, on the trainer's device
+    phases          stretches of batches of one kind, the same on all ranks
+    same_hot_set    the check that all ranks have the same hot set
 
-It works over an embedded store as well as over a server's.
+It works with an embedded store as well as with a server.
 """
 
 from typing import TYPE_CHECKING

@@ -1,15 +1,15 @@
-"""Which samples are hot: those all of whose ids, in all columns, are rows of the hot set.
+"""Finds hot samples: samples all of whose ids, in all columns, are rows of the hot set.
 
-A table's hot keys are a bitmap, one bit a row up to the largest hot key; ids beyond it are cold.
-Where such a bitmap would be large and nearly empty (a key space of hashes), they are looked up by
-hash; searching the sorted keys takes a tenth of the extra memory, and ten times as long. Either way
-an id is an integer all the way: FAE (Adnan et al., VLDB 2022) kept its hot slots as float32, which
-is exact to 2**24 only.
+A table's hot keys are a bitmap, with one bit per row up to the largest hot key; larger ids are
+cold. If such a bitmap would be large and nearly empty (as for keys that are hashes), the keys are
+looked up by hash instead. Searching the sorted keys would take a tenth of the extra memory, and ten
+times as long. In both forms an id stays an integer: FAE (Adnan et al., VLDB 2022) stores hot slots
+as float32, which is exact only up to 2**24.
 
-Columns are looked at one after the other, and of each only the samples that are still hot. Ids that
-no table can have are refused nevertheless, wherever they stand: a mistake shall not hide behind a
-cold sample. For a table whose rows are not given, these are ids of 2**63 or more, which are below 0
-as int64: they may be sparse keys, and rather are a mistake.
+Columns are checked one after the other, and in each column only the samples that are still hot. The
+range of ids is nevertheless checked in all samples, so that a cold sample cannot hide a mistake. If
+the number of rows of a table is not given, ids of 2**63 or more, which are below 0 as int64, are
+refused: they could be sparse keys, but a mistake is more likely.
 """
 
 from collections.abc import Mapping
@@ -25,59 +25,59 @@ from embstore.profiles.profile import spatial_hash
 from embstore_training.hotcold.ragged import Ragged
 
 Chunk = Mapping[str, NDArray[Any] | Ragged]
-"""Samples in columns: arrays of one first length, by name, or `Ragged` of as many samples."""
+"""Samples in columns, by name: arrays or `Ragged`, with an equal number of samples."""
 
 Flags = NDArray[np.bool_]
 
 _BITMAP_BYTES_MAX = 64 << 20
-"""A bitmap may always take so many bytes (2**29 rows), and more while it is at most eight times as
-large as its keys are; beyond that, looking them up by their hash takes less."""
+"""A bitmap can always have this many bytes (2**29 rows). It can have more while it is at most eight
+times as large as its keys; beyond that, looking keys up by hash takes less memory."""
 
 _ROWS_UNKNOWN = 1 << 63
 
 _PIECE_SAMPLES = 1 << 14
-"""Samples that go through all columns together: few enough that they stay in the cache between the
-passes over them, and that a large chunk needs no large intermediate arrays."""
+"""The number of samples that pass all columns together: few enough to stay in the CPU's cache
+between the columns, and to need no large intermediate arrays for a large chunk."""
 
 
 class KeyBitmap:
-    """Hot keys as one bit a row, key 0 in the lowest bit of the first byte."""
+    """Hot keys as one bit per row, key 0 in the lowest bit of the first byte."""
 
     def __init__(self, keys: Keys) -> None:
         """Set the bits of `keys`, ascending and all >= 0."""
-        # One byte more, always 0, stands for all ids beyond: looking one up clips to it.
+        # An extra byte, always 0, represents all larger ids: `contain` clips them to it.
         self._bits = np.zeros(_bitmap_bytes(keys), np.uint8)
         self.memory_bytes = self._bits.nbytes
         np.bitwise_or.at(self._bits, keys >> 3, np.left_shift(1, keys & 7).astype(np.uint8))
 
     def contain(self, ids: Keys) -> Flags:
-        """Return which of `ids`, of any shape, are hot keys."""
+        """Return a mask of the `ids`, of any shape, that are hot keys."""
         bytes_of = (ids.view(np.uint64) >> np.uint64(3)).view(np.int64)
         found = self._bits.take(bytes_of, mode="clip") >> (ids.astype(np.uint8) & 7)
         return (found & 1).view(np.bool_)
 
 
 class HashedKeys:
-    """Hot keys in the order of their hash, with where each bucket of hashes begins."""
+    """Hot keys in the order of their hash, and the start of each bucket of hashes."""
 
     def __init__(self, keys: Keys) -> None:
-        """Order `keys`, at least one; 24 to 40 bytes each."""
-        bits = (2 * len(keys)).bit_length()  # Two to four buckets a key.
+        """Order `keys`, at least one; they take 24 to 40 bytes each."""
+        bits = (2 * len(keys)).bit_length()  # Two to four buckets per key.
         self._shift = np.uint64(64 - bits)
         buckets = self._buckets(keys)
         counts = np.bincount(buckets, minlength=1 << bits)
         self._starts = np.cumsum(counts) - counts
         self._longest = int(counts.max())
-        padding = np.full(self._longest, EMPTY_KEY)  # Behind the last bucket, which may be empty.
+        padding = np.full(self._longest, EMPTY_KEY)  # After the last bucket, which may be empty.
         self._keys = np.concatenate([keys[np.argsort(buckets)], padding])
         self.memory_bytes = self._keys.nbytes + self._starts.nbytes
 
     def contain(self, ids: Keys) -> Flags:
-        """Return which of `ids`, of any shape, none -1, are hot keys."""
+        """Return a mask of the `ids`, of any shape, none of them -1, that are hot keys."""
         flat = ids.ravel()
         places = self._starts.take(self._buckets(flat))
         found: Flags = self._keys.take(places) == flat
-        # A short bucket is overrun into the next ones, where an id is not found either.
+        # The search runs over the end of a short bucket, into buckets that cannot have the id.
         left = np.flatnonzero(~found)
         places, missed = places[left], flat[left]
         for _ in range(1, self._longest):
@@ -104,7 +104,7 @@ def hot_keys(keys: Keys) -> HotKeys:
 
 
 class Classifier:
-    """Finds the hot samples of a chunk. It never changes; threads may share it."""
+    """Finds the hot samples of a chunk. It never changes, so threads can share it."""
 
     def __init__(
         self,
@@ -113,18 +113,18 @@ class Classifier:
         *,
         rows: Mapping[str, int] | None = None,
     ) -> None:
-        """Prepare the hot keys of the tables that `columns` names.
+        """Prepare the hot keys of the tables in `columns`.
 
         Parameters
         ----------
-        columns : the table of each column of ids; several columns may share one
-        rows : `Table.rows` by table, for tables where ids beyond the table shall be refused, and
-            for tables of sparse keys; for others 2**63 is used
+        columns : the table of each column of ids; several columns can have the same table
+        rows : `Table.rows` by table. It is needed for tables of sparse keys, and for tables whose
+            ids are to be checked against the number of rows; for other tables 2**63 is used
 
         Raises
         ------
-        InvalidArgumentError : no columns, a table that the hot set does not name, rows that are no
-            number, or hot keys beyond a table.
+        InvalidArgumentError : there are no columns; the hot set lacks a table; rows are not a
+            number; or hot keys are beyond a table.
         """
         hot_set = HotSet.of(hot_set)
         if not columns:
@@ -150,22 +150,22 @@ class Classifier:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the hot keys take."""
+        """Size of the hot keys in memory, in bytes."""
         return sum(keys.memory_bytes for keys in self._keys.values())
 
     def hot(self, chunk: Chunk) -> Flags:
-        """Return which samples are hot, (n,) bool.
+        """Return a mask of the hot samples, (n,) bool.
 
         Parameters
         ----------
-        chunk : its id columns are (n,), or (n, k) or `Ragged` where a sample has several ids, all
-            of which must be hot, if there are any; integers that fit int64. Columns that hold no
-            ids are not looked at.
+        chunk : its columns of ids are (n,), or (n, k) or `Ragged` if a sample has several ids, all
+            of which must be hot; a sample without ids is hot. Ids are integers that fit int64.
+            Columns without ids are ignored
 
         Raises
         ------
-        InvalidArgumentError : a column is missing, has another shape, dtype or length, or an id is
-            negative or beyond its table; column, table and id are named.
+        InvalidArgumentError : a column is missing, or has another shape, dtype or length; or an id
+            is negative or beyond its table. The message names column, table and id.
         """
         ids = {column: self._ids(chunk, column) for column in self._columns}
         first, count = next((column, len(values)) for column, values in ids.items())
@@ -197,7 +197,7 @@ class Classifier:
         return values
 
     def _keep_hot(self, hot: Flags, column: str, values: NDArray[Any] | Ragged) -> None:
-        """Clear `hot` where the ids of a column are not all hot."""
+        """Clear `hot` for samples with an id in a column that is not hot."""
         keys = self._keys[self._columns[column]]
         if isinstance(values, Ragged):
             ids = np.asarray(values.values, np.int64)
@@ -208,7 +208,7 @@ class Classifier:
         ids = np.asarray(values, np.int64)
         self._check_range(column, ids)
         still = np.flatnonzero(hot)
-        if 2 * len(still) > len(hot):  # Gathering those still hot would cost more than it saves.
+        if 2 * len(still) > len(hot):  # Gathering the hot samples would cost more than it saves.
             hot &= _all_of_sample(keys.contain(ids))
         else:
             hot[still] = _all_of_sample(keys.contain(ids[still]))
@@ -229,8 +229,11 @@ class Classifier:
 
 
 def _all_of_sample(found: Flags) -> Flags:
-    """Return where all ids of a sample were found; the few of each lie apart for that, as one pass
-    over all samples takes a tenth of the time that many passes over a few ids take."""
+    """Return a mask of the samples all of whose ids were found.
+
+    The array is transposed first: a few passes over all samples take a tenth of the time of many
+    passes over a few ids each.
+    """
     if found.ndim == 1:
         return found
     hot: Flags = np.logical_and.reduce(np.ascontiguousarray(found.T), axis=0)
@@ -238,17 +241,17 @@ def _all_of_sample(found: Flags) -> Flags:
 
 
 def _below(rows: int, joint: str = "") -> str:
-    """Return the bound of keys as an error names it."""
+    """Return the bound of keys, as the text of an error; "" if it is unknown."""
     return "" if rows == _ROWS_UNKNOWN else f"{joint}< {rows}, the rows of the table"
 
 
 def _of_sparse(rows: int) -> str:
-    """Return the end of an error where a table's number of rows was not given."""
+    """Return the end of an error message if a table's number of rows was not given, else ""."""
     return "; rows=... says that a table is of sparse keys" if rows == _ROWS_UNKNOWN else ""
 
 
 def _checked_rows(table: str, keys: Keys, rows: Any) -> int:
-    """Return the rows of a table, as many as its hot keys need; None: the number is unknown."""
+    """Return the number of rows of a table, checked against its hot keys; None: it is unknown."""
     if rows is None:
         rows = _ROWS_UNKNOWN
     if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:

@@ -1,10 +1,10 @@
 """The hot replica in the memory of the store's device, in the store's own process.
 
-Rows, gradients and their sums stay there: a hot step's lookup gathers and pools on the device, its
-update sums by key and applies there, by the store's own kernels (`embstore.handles.lent`). Keys,
-slots, t and the marks of dirty rows stay on the host, where keys come from. Rows go through the
-host on their way to the store and from it, and so do sums of several ranks, which meet in the
-caller's hook.
+Rows, gradients and their sums stay on the device. A hot step's lookup gathers and pools there, and
+its update sums by key and applies the sums there, by the store's own kernels
+(`embstore.handles.lent`). Keys, slots, t and the marks of dirty rows stay on the host, because
+batches have their keys there. Rows pass through the host on their way to and from the store. So do
+the sums of several ranks, which the caller's all-gather hook exchanges.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,12 +31,12 @@ from embstore_training.replicas.update import Sums
 def on_the_stores_device(
     store: Any, hot_set: HotSet | Mapping[str, ArrayLike], *, tables: Iterable[str] | None = None
 ) -> Replica:
-    """Return the replica of a store in this process: on the CPU in the memory of the host, which is
-    its device's; see `Replica`.
+    """Return the replica on the device of a store in this process. On the CPU that device's memory
+    is the host's, and the result is a `Replica`.
 
     Raises
     ------
-    InvalidArgumentError : the store is in another process; and as `Replica`.
+    InvalidArgumentError : the store is in another process. Also the errors of `Replica`.
     """
     lent = store.sessions.lend_device()
     if not lent.is_queued:
@@ -45,7 +45,7 @@ def on_the_stores_device(
 
 
 class DeviceReplica(Replica):
-    """The hot rows of some tables on a device. `lookup` returns its arrays, `update` takes them."""
+    """The hot rows of some tables on a device. Rows and gradients are arrays there, too."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DeviceReplica(Replica):
 
         Raises
         ------
-        CapacityError : the device has no memory for them outside the cache.
+        CapacityError : the device has not enough memory for the rows outside of the cache.
         """
         self._lent = lent
         super().__init__(store, hot_set, tables=tables)
@@ -76,7 +76,7 @@ class DeviceReplica(Replica):
         return rows.pooled(table.pulled_slots(keys), bags.inverse, bags.bags)
 
     def to_store(self, rows: Any) -> Any:
-        """Return gradients as they are: the store takes them."""
+        """Return gradients unchanged: the store accepts them."""
         return rows
 
     def given(
@@ -87,7 +87,7 @@ class DeviceReplica(Replica):
         of: Of,
         rows: Any,
     ) -> tuple[Keys, Any]:
-        """Return distinct keys, and their gradients."""
+        """Return the distinct keys that have gradients, and their gradients."""
         own, found = once[name], occurring(name, once[name], of, rows)
         return own.keys if found.positions is None else own.keys[found.positions], found
 
@@ -104,7 +104,7 @@ class DeviceReplica(Replica):
         return agreed_on_device(self._lent, keys, summed, options, self._trained, all_gather)
 
     def _of_slots(self, name: str, keys: ArrayLike, gradients: Any) -> SlotGradients:
-        """Return gradients of one table as the device sums them."""
+        """Return gradients of one table in the form in which the device sums them."""
         table, once = self._table(name), as_keys(keys, name)
         if isinstance(gradients, Occurring):
             given = gradients

@@ -1,19 +1,21 @@
-"""A stream of samples becomes batches that are all hot, and mixed ones. No sample is lost or comes
-twice, and the order among the hot samples, and among the others, is the stream's.
+"""Packs a stream of samples into all-hot and mixed batches.
 
-A **chunk** is a piece of the stream: samples in columns, in any number. A **mixed** batch holds the
-samples that are not hot (some of their ids may be). Samples are copied once, from the chunk into
-their place in a batch of their kind; a batch belongs to its receiver, and nothing of a chunk is
+No sample is lost or repeated. The hot samples keep the order of the stream, and so do the other
+samples.
+
+A **chunk** is a piece of the stream: any number of samples, in columns. A **mixed** batch contains
+the samples that are not hot (some of their ids may be). Samples are copied once, from the chunk to
+their position in a batch of their kind. A batch belongs to its receiver, and no part of a chunk is
 kept.
 
 A **window** ends with the sample that completes its last batch, `window_batches` of both kinds
 together; then the scheduler orders them. The batches thus depend on the samples alone, and not on
-how they were cut into chunks. The end of the stream ends the last window, in which the last batch
-of a kind may be short.
+the boundaries of chunks. The end of the stream ends the last window, in which the last batch of
+each kind may be short.
 
-Held at once: the batches of a window and an unfinished one of each kind, so at most (window_batches
-+ 2) * batch_size samples, and the rest of the one chunk at hand. The next chunk is asked for only
-when no rest is left.
+The packer keeps the batches of a window and an unfinished batch of each kind, so at most
+(window_batches + 2) * batch_size samples, and the rest of one chunk. The next chunk is requested
+only when that rest is used up.
 """
 
 from collections import deque
@@ -31,20 +33,21 @@ from embstore_training.hotcold.ragged import Ragged
 from embstore_training.hotcold.scheduler import RateController, as_controller, batch_kinds
 
 Batch = dict[str, Any]
-"""Columns by name: arrays of one first length, or `Ragged` ones of as many samples."""
+"""Columns by name: arrays with the same first dimension, or `Ragged` columns of equal length."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One batch, and which kind it is."""
+    """One batch, and its kind."""
 
     batch: Batch
-    """Its columns, in the order of the stream's first chunk."""
+    """The columns of the batch, in the order of the stream's first chunk."""
     is_hot: bool
-    """All its samples are hot."""
+    """Whether all samples of the batch are hot."""
     switch: bool
-    """The batch before was of the other kind: rows are exchanged with the store before this one. A
-    packer's first batch follows a mixed one, as training begins with all rows at the store."""
+    """Whether the previous batch was of the other kind, so that rows are exchanged with the store
+    before this one. A packer's first batch counts as following a mixed one, as training begins with
+    all rows at the store."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class PackerStats:
     mixed_samples: int
     switches: int
     held_samples_max: int
-    """The most samples that were held at once, with the samples of the chunk at hand."""
+    """The maximum number of samples in memory at once, including those of the current chunk."""
 
 
 class Packer:
@@ -75,10 +78,11 @@ class Packer:
 
         Parameters
         ----------
-        batch_size : samples of a batch
-        window_batches : batches that the scheduler orders at once; more of them make longer phases,
-            and hold more samples
-        rate : percent of a window's batches of a kind that come in one phase, or a controller of it
+        batch_size : samples per batch
+        window_batches : batches that the scheduler orders together; more of them make longer
+            phases, and keep more samples in memory
+        rate : the percentage of a window's batches of a kind that come in one phase, or a
+            controller of that percentage
 
         Raises
         ------
@@ -88,14 +92,14 @@ class Packer:
         self._batch_size = integer(batch_size, "batch_size", 1)
         self._window_batches = integer(window_batches, "window_batches", 1)
         self._controller = as_controller(rate)
-        self._layout: _Layout | None = None  # Of the last stream's chunks; None before the first.
+        self._layout: _Layout | None = None  # Of the last stream's chunks; None before any chunk.
         self._is_hot = False  # The kind of the last batch emitted.
         self._batches = {True: 0, False: 0}  # By whether they are hot, as the samples.
         self._samples = {True: 0, False: 0}
         self._switches = 0
         self._held_samples_max = 0
         self.kept_samples = 0
-        """Samples taken from the stream and not emitted yet."""
+        """The number of samples taken from the stream and not emitted yet."""
 
     @property
     def empty_batch(self) -> Batch | None:
@@ -117,18 +121,18 @@ class Packer:
     def pack(self, chunks: Iterable[Chunk]) -> Iterator[Packed]:
         """Yield the samples of `chunks` in hot and mixed batches.
 
-        A caller that stops early loses the samples held.
+        If a caller stops early, the samples in memory are lost.
 
         Parameters
         ----------
-        chunks : their columns are arrays of one first length, or `Ragged` of as many samples;
-            columns that the classifier names have ids, the others travel along; all chunks have the
-            same columns, of the same dtypes and shapes of a sample
+        chunks : mappings of columns: arrays with the same first dimension, or `Ragged` columns of
+            equal length. The classifier's columns contain ids; other columns are passed along. All
+            chunks have the same columns, with the same dtypes and shapes per sample
 
         Raises
         ------
-        InvalidArgumentError : a chunk is not so, or an id is refused by the classifier. No sample
-            of that chunk, and no held one, is emitted.
+        InvalidArgumentError : a chunk has another form, or the classifier refuses an id. No sample
+            of that chunk, and none in memory, is emitted.
         """
         self.kept_samples = 0
         self._layout = None
@@ -140,14 +144,14 @@ class Packer:
                 queues = {kind: _Queue(layout, self._batch_size) for kind in (True, False)}
             _check_layout(columns, layout)
             yield from self._add(queues, columns)
-            del chunk, columns  # The next one is made while nothing of this one is kept.
+            del chunk, columns  # Free this chunk before the next one is made.
         if queues is not None:
             for queue in queues.values():
                 queue.end()
             yield from self._emit_window(queues)
 
     def _add(self, queues: dict[bool, "_Queue"], columns: Batch) -> Iterator[Packed]:
-        """Put a chunk's samples into the queues, and yield the windows that they complete."""
+        """Add a chunk's samples to the queues, and yield the windows that they complete."""
         hot = self._classifier.hot(columns)
         self.kept_samples += len(hot)
         self._held_samples_max = max(self._held_samples_max, self.kept_samples)
@@ -162,7 +166,7 @@ class Packer:
                 yield from self._emit_window(queues)
 
     def _window_ends(self, queues: dict[bool, "_Queue"], hot: Flags) -> NDArray[np.int64]:
-        """Return after how many samples of a chunk windows are complete, ascending."""
+        """Return the numbers of a chunk's samples after which a window is complete, ascending."""
         size, window = self._batch_size, self._window_batches
         completed = len(queues[True].batches) + len(queues[False].batches)
         hot_filled, mixed_filled = queues[True].filled, queues[False].filled
@@ -195,17 +199,17 @@ class Packer:
 
 
 class _Queue:
-    """The samples held of one kind: in whole batches, and in one that is being filled."""
+    """The samples of one kind that are in memory: in whole batches, and in one being filled."""
 
     def __init__(self, layout: "_Layout", batch_size: int) -> None:
         self.batches: deque[Batch] = deque()
-        self.filled = 0  # Samples in the batch that is being filled, below batch_size.
+        self.filled = 0  # The number of samples in the batch being filled, below batch_size.
         self._layout = layout
         self._batch_size = batch_size
         self._open: Batch = {}
 
     def add(self, piece: Batch, samples: NDArray[np.intp]) -> None:
-        """Copy `samples` of `piece`, given by their places, behind those held."""
+        """Copy samples of `piece`, given by their positions, after those already here."""
         begin = 0
         while begin < len(samples):
             if not self.filled:
@@ -216,7 +220,8 @@ class _Queue:
                 if isinstance(values, list):
                     values.append(piece[name][samples[begin:end]])
                     continue
-                # Places are never clipped, but another mode would make a copy of the output.
+                # No position is out of range, so none is clipped; another mode would copy the
+                # output.
                 piece[name].take(
                     samples[begin:end], axis=0, out=values[self.filled : upto], mode="clip"
                 )
@@ -225,14 +230,14 @@ class _Queue:
                 self.end()
 
     def end(self) -> None:
-        """Count the batch that is being filled among the whole ones, if anything is in it."""
+        """Move the batch that is being filled to the whole ones, unless it is empty."""
         if self.filled:
             self.batches.append(_filled(self._open, self.filled))
         self._open, self.filled = {}, 0
 
 
 _Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...] | None]]
-"""By column the dtype, and the shape that one sample has in it; None: it is ragged."""
+"""By column the dtype, and the shape of one sample in it; None: the column is ragged."""
 
 
 def _layout(columns: Batch) -> _Layout:
@@ -244,7 +249,7 @@ def _shape(values: Any) -> tuple[int, ...] | None:
 
 
 def _room(layout: _Layout, samples: int) -> Batch:
-    """Return columns to be filled: arrays, or of a ragged one a list of its parts."""
+    """Return columns to be filled: an array per column or, for a ragged column, a list of parts."""
     return {
         name: [] if shape is None else np.empty((samples, *shape), dtype)
         for name, (dtype, shape) in layout.items()
@@ -265,7 +270,7 @@ def _part(values: Any, begin: int, end: int) -> Any:
 
 
 def _as_columns(chunk: Chunk) -> Batch:
-    """Return the columns of a chunk as plain arrays of one first length, or ragged ones."""
+    """Return a chunk's columns, checked: plain arrays with the same first dimension, or ragged."""
     if not chunk:
         raise InvalidArgumentError("expected a chunk to have columns, found none")
     for name, values in chunk.items():
@@ -283,7 +288,7 @@ def _as_columns(chunk: Chunk) -> Batch:
 
 
 def _check_layout(columns: Batch, layout: _Layout) -> None:
-    """Check that a chunk has the columns of the stream's first one, of their dtypes and shapes."""
+    """Check that a chunk has the columns, dtypes and shapes of the stream's first chunk."""
     if columns.keys() != layout.keys():
         raise InvalidArgumentError(
             f"expected the columns of the stream's first chunk, {sorted(layout)}, found "

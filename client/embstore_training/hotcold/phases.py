@@ -1,19 +1,20 @@
-"""The packed batches in phases: stretches of one kind, on all ranks alike.
+"""The packed batches in phases: stretches of batches of one kind, the same on all ranks.
 
-One rank uses its packer alone: a phase lasts as long as the next batch is of its kind. Several
-ranks pack their own samples, and their phases are of different lengths. Because all ranks share
-each step, they agree before each phase: every rank announces the kind of its next batches and their
-number. The phase is hot if all of these are, and as long as the shortest of them. Otherwise it is
-mixed, and a hot batch in it is trained as a mixed one, which it is as well: that costs a little
-traffic and changes no bit.
+With a single rank, a phase lasts as long as the next batch is of its kind. Several ranks pack their
+own samples, and their stretches have different lengths. Because all ranks share each step, they
+agree before each phase: every rank announces the kind and the number of its next batches. If all
+ranks have hot batches next, the phase is hot, and as long as the shortest of these stretches.
+Otherwise the phase is mixed, and a hot batch in it is trained as a mixed one. That is always
+possible; it costs a little traffic and changes no bit.
 
-So is a hot batch whose rows, of all ranks together, are more than one push takes: trained at the
-trainer, it could never be sent. Ranks also announce how many bytes each of their hot batches may
-add to a push, and a phase ends where it would be the other way about.
+A hot batch is also trained as mixed if its rows, from all ranks together, are more than one push
+can send: if it were trained at the trainer, it could never be sent. Therefore ranks also announce
+how many bytes each of their hot batches can add to a push. A phase ends where the next batches
+would exceed a push and the present ones do not, or vice versa.
 
-A rank that has no batches left takes part with empty ones, which have all columns of its stream,
-until the last rank has none: the steps of the others need it, and no sample is lost. A stream
-without any chunk has no columns, and is refused where others have batches.
+A rank without further batches takes part with empty ones, which have all columns of its stream,
+until no rank has batches: the other ranks need it for their steps, and no sample is lost. A stream
+without any chunk has no columns, and is refused if other ranks have batches.
 """
 
 from collections import deque
@@ -30,8 +31,8 @@ from embstore_training.hotcold.replica import Replica
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 
 AGREED_BATCHES_MAX = 64
-"""The most batches that ranks agree on at once: a rank holds as many, in addition to the
-packer's."""
+"""The maximum number of batches on which ranks agree at once. A rank keeps as many in memory, in
+addition to those of the packer."""
 
 
 class PhaseBatch(NamedTuple):
@@ -39,18 +40,18 @@ class PhaseBatch(NamedTuple):
 
     batch: Batch
     push_bytes: int
-    """The bytes that a hot one adds to the next push, of all ranks together, at most."""
+    """The number of bytes, at most, that a hot batch adds to the next push, over all ranks."""
 
 
 class Phase(NamedTuple):
-    """Consecutive batches that are trained alike."""
+    """Consecutive batches of one kind."""
 
     is_hot: bool
     batches: Iterator[PhaseBatch]
 
 
 class PushCapacity(NamedTuple):
-    """The capacity of one push, and how much of it a hot batch may need."""
+    """The capacity of one push, and a function for the capacity that a hot batch may need."""
 
     bytes_max: int
     bytes_of: Callable[[Batch], int]
@@ -61,8 +62,9 @@ def push_bytes_of(
 ) -> int:
     """Return how many bytes a hot batch of a rank adds to the next push, at most.
 
-    By its ids, repeated ones too; by its distinct keys only where such batches of all ranks might
-    be too much for one push. 0 where a push takes all hot rows.
+    The number is computed from the ids, repeated ones included. Only if such batches of all ranks
+    could exceed one push, it is computed from the distinct keys. It is 0 if a push can send all hot
+    rows.
     """
     if replica.hot_bytes <= bytes_max:
         return 0
@@ -86,17 +88,18 @@ class Phases:
         room: PushCapacity,
         all_gather: AllGather | None,
     ) -> None:
-        """Take the stream; `empty` returns a batch of no samples once its columns are known."""
+        """Take a stream. `empty` returns a batch of no samples; None: its columns are unknown."""
         self._packed, self._empty = packed, empty
         self._room, self._all_gather = room, all_gather
-        self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # by whether it is hot
+        self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # each with whether it is hot
 
     def following(self) -> Phase | None:
-        """Return the next phase, once all of the one before is taken; None after the last.
+        """Return the next phase; None after the last. The previous phase must be used up.
 
         Raises
         ------
-        InvalidArgumentError : a rank had no chunk, and others have batches; at all ranks.
+        InvalidArgumentError : a rank had no chunk, and other ranks have batches; raised at all
+            ranks.
         Errors of the stream, and of the hook.
         """
         is_hot = self._is_next(True)
@@ -118,7 +121,7 @@ class Phases:
         sums = [sum(sizes) for sizes in zip(*(sizes for _, sizes in going), strict=False)]
         if not all(is_hot for is_hot, _ in going):
             return Phase(False, self._next(sums))
-        # Hot at all ranks: as far as they fit a push, or do not.
+        # Hot at all ranks: the phase has the first batches that all fit a push, or all do not.
         fits = self._fits(sums[0])
         alike = takewhile(lambda push_bytes: self._fits(push_bytes) is fits, sums)
         return Phase(fits, self._next([*alike]))
@@ -127,7 +130,7 @@ class Phases:
         return push_bytes <= self._room.bytes_max
 
     def _take(self) -> bool:
-        """Hold one batch more; return whether there was one."""
+        """Take one more batch from the packer; return whether there was one."""
         packed = next(self._packed, None)
         if packed is None:
             return False
@@ -137,11 +140,11 @@ class Phases:
         return True
 
     def _is_next(self, is_hot: bool) -> bool:
-        """Return whether a batch of this kind comes next."""
+        """Return whether the next batch is of this kind."""
         return bool(self._ready or self._take()) and self._ready[0][0] == is_hot
 
     def _ahead(self, is_hot: bool) -> list[PhaseBatch]:
-        """Return the next batches, which are of one kind, and held."""
+        """Return the next batches, all of one kind, and keep them in memory."""
         while len(self._ready) < AGREED_BATCHES_MAX and self._ready[-1][0] == is_hot:
             if not self._take():
                 break
@@ -152,7 +155,7 @@ class Phases:
             yield self._ready.popleft()[1]
 
     def _next(self, sums: list[int]) -> Iterator[PhaseBatch]:
-        """Yield the next batches, empty ones where none is left."""
+        """Yield the next batches, and empty ones after the last."""
         for push_bytes in sums:
             batch = self._ready.popleft()[1].batch if self._ready else self._empty()
             assert batch is not None, "ranks without columns do not agree on a phase"

@@ -1,8 +1,8 @@
-"""Columns of ids: one of a sample, as many of each, or of each as many as there are (ragged).
+"""Columns of ids: one id per sample, a fixed number, or any number (ragged).
 
-In each form, a column's ids lie end to end, sample after sample, and its **bounds** give the end of
-each sample's ids. A table's keys are the ids of its columns, one column after the other; so are the
-bags of its samples.
+In each form, a column's ids are stored one sample after the other. The **bounds** of a column are
+the positions where a sample's ids begin and end. A table's keys are the ids of its columns, one
+column after the other, and the bags of its samples have the same order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,19 +20,19 @@ Bounds = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """A column of ids, with any number of ids in a sample; none, too.
+    """A column of ids, with any number of ids per sample, including none.
 
-    Indexed by samples, a slice or their places, it is the column of these.
+    Indexing by a slice, or by positions of samples, returns the column of these samples.
 
     Raises
     ------
-    InvalidArgumentError : on construction, if a field is not as its description says.
+    InvalidArgumentError : on construction, if a field differs from its description.
     """
 
     values: NDArray[Any]
-    """(m,) integers: the ids, sample after sample."""
+    """The ids, one sample after the other: (m,) integers."""
     offsets: Bounds
-    """(n + 1,) int64, from 0 to m, none below the one before: where the ids of a sample begin."""
+    """The start of each sample's ids, and m at the end: (n + 1,) int64, ascending."""
 
     def __post_init__(self) -> None:
         values, offsets = self.values, self.offsets
@@ -50,14 +50,14 @@ class Ragged:
 
     @classmethod
     def joined(cls, parts: Iterable["Ragged"]) -> "Ragged":
-        """Return one column of the samples of several, in their order."""
+        """Return one column with the samples of several columns, in their order."""
         whole = [*parts]
         counts = [np.diff(part.offsets) for part in whole]
         values = [part.values for part in whole] or [np.empty(0, np.int64)]
         return cls(np.concatenate(values), _ends_of(np.concatenate(counts or [np.empty(0, int)])))
 
     def __len__(self) -> int:
-        """Return how many samples it has."""
+        """Return the number of samples."""
         return len(self.offsets) - 1
 
     def __getitem__(self, samples: slice | NDArray[Any]) -> "Ragged":
@@ -73,7 +73,7 @@ class Ragged:
 
     @property
     def size(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return self.values.size
 
 
@@ -87,14 +87,14 @@ def _ids_of(column: Any) -> Keys:
 
 
 def bounds_of(column: Any) -> Bounds:
-    """Return where the ids of each of a column's samples begin, and the last's end, (n + 1,)."""
+    """Return the start of each sample's ids, and the end of the last sample's, (n + 1,)."""
     if isinstance(column, Ragged):
         return column.offsets
     return np.arange(len(column) + 1) * int(np.prod(column.shape[1:]))
 
 
 def keys_of(batch: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Keys]:
-    """Return a batch's keys by table; `columns` names the table of each column of ids."""
+    """Return a batch's keys by table; `columns` maps each column of ids to its table."""
     parts: dict[str, list[Keys]] = {table: [] for table in columns.values()}
     for column, table in columns.items():
         parts[table].append(_ids_of(batch[column]))
@@ -102,7 +102,7 @@ def keys_of(batch: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, K
 
 
 def offsets_of(batch: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Bounds]:
-    """Return by table the offsets of a bag for each sample of each of its columns."""
+    """Return, by table, the offsets of the bags: one bag per sample and column of the table."""
     counts: dict[str, list[Bounds]] = {table: [] for table in columns.values()}
     for column, table in columns.items():
         counts[table].append(np.diff(bounds_of(batch[column])))

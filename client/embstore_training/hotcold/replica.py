@@ -1,30 +1,30 @@
 """The hot rows at the trainer, with their optimizer state: looked up and trained without the store.
 
-A replica holds the rows of a hot set in **slots**, one array of weights and one of state a table,
-and the table's t and learning rate. It trains them by `embstore.arithmetic`, as the engine would,
-so that rows, state and t are after any number of updates the same as in the store, bit for bit.
-Where rows are is exchanged, not averaged:
+A replica stores the rows of a hot set in **slots**, in one array of weights and one of state per
+table, with the table's t and learning rate. It trains them by `embstore.arithmetic`, as the engine
+would. So after any number of updates rows, state and t are the same as in the store, bit for bit.
+The replica and the store exchange rows; they never average them:
 
-    pull     the store's rows come here                           stale -> not stale
+    pull     rows of the store are copied here                    stale -> not stale
     update   rows and t change here                               dirty; t is ahead of the store's
-    push     the dirty rows go to the store, with the t to add    not dirty; t is the store's
+    push     dirty rows are sent to the store, with the t to add  not dirty; t is the store's
 
-A **stale** row was changed in the store since it was pulled, or never pulled; it may not be looked
-up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead, the
-replica pulls nothing. No other client may write to these rows meanwhile: the user of a replica
-holds its tables by a session (`run.py` does).
+A **stale** row was changed in the store since it was pulled, or never pulled; it must not be looked
+up. A **dirty** row was changed here since it was pushed. While there are dirty rows, or t is ahead,
+the replica pulls nothing. No other client may write to these rows meanwhile: the user of a replica
+locks their tables by a session, as `run.py` does.
 
-A push is one command for all tables: the store is as at one exchange or as at the next, even after
-a crash in between. The trainer therefore pushes before the dirty rows are more than a call takes
-(`unsent_bytes`). If it is not known whether a push arrived, the next one finds out by the table's
-t, which only this replica can have moved.
+A push is one command for all tables. So the store always has the state of one exchange, even after
+a crash between two exchanges. The trainer therefore pushes before the dirty rows exceed the size of
+a call (`unsent_bytes`). If it is unknown whether a push arrived, the next push finds out by the
+table's t, which only this replica can have changed.
 
-If there are several ranks, each has a replica of the same rows; sums of gradients meet in a hook of
-the caller (`replicas.ranks`), are added in rank order (contract.md, rule 6) and applied by each
-rank alike. A learning rate that changes at the store while one rank has pulled and another has not
-must not make them differ: after a refresh all take rank 0's. Rejected: rank 0 training for all,
-which would have to send rows instead of sums; and each rank pushing its part, which would be as
-many commands.
+If there are several ranks, each has a replica of the same rows. A hook of the caller exchanges the
+sums of gradients (`replicas.ranks`); every rank adds them in rank order (contract.md, rule 6) and
+applies them. A learning rate may change at the store after one rank has pulled and before another
+rank does. That must not make the replicas differ, so after a refresh all ranks adopt rank 0's
+rates. Rejected: rank 0 trains for all ranks, which would have to send rows instead of sums. Also
+rejected: each rank pushes its part, which would take several commands.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,9 +52,9 @@ from embstore_training.replicas.update import Sums, Trained, agreed, checked
 
 
 class _Push(NamedTuple):
-    """A push whose end is not seen yet."""
+    """A push that is not known to have succeeded."""
 
-    t: dict[str, int]  # Which the tables get by it.
+    t: dict[str, int]  # t of the tables after the push
     rows: int
     bytes: int
 
@@ -74,18 +74,18 @@ class Replica:
         Parameters
         ----------
         store : an `embstore.Store`, embedded or of a server
-        tables : the tables of the hot set whose rows are wanted; None: all
+        tables : the tables of the hot set whose rows are wanted; None: all tables
 
         Raises
         ------
         TableNotFoundError : the store has no such table.
-        InvalidArgumentError : the hot set does not name a table, or has keys beyond it.
+        InvalidArgumentError : the hot set lacks a table, or has keys beyond a table.
         """
         self.hot_set = HotSet.of(hot_set)
         self.store_calls = self.pulled_rows = self.pushed_rows = 0
         self.pulled_bytes = self.pushed_bytes = 0
         self._store = store
-        self._receipt = Receipt()  # Of the last update, whose changes may not all be in place.
+        self._receipt = Receipt()  # Of the last update, which may not be wholly in place.
         self._pushing: _Push | None = None
         names = [*self.hot_set.tables] if tables is None else [*tables]
         self._tables = {name: self._open(name) for name in names}
@@ -110,13 +110,13 @@ class Replica:
 
     @property
     def t(self) -> dict[str, int]:
-        """Each table's t here."""
+        """Each table's t in this replica."""
         self._receipt.synchronize()
         return {name: table.t for name, table in self._tables.items()}
 
     @property
     def is_ahead(self) -> bool:
-        """Whether updates were made here that the store lacks. Any thread."""
+        """Whether this replica has updates that the store lacks. Any thread."""
         return any(table.t != table.stored_t for table in self._tables.values())
 
     @property
@@ -126,13 +126,13 @@ class Replica:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that a push now would send."""
+        """The number of bytes that a push would send now."""
         self._receipt.synchronize()
         return sum(table.dirty_count * table.row_bytes for table in self._tables.values())
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes that a push of all hot rows would send."""
+        """The number of bytes that a push of all hot rows would send."""
         return sum(len(t.index.keys) * t.row_bytes for t in self._tables.values())
 
     def push_bytes(self, counts: Mapping[str, int]) -> int:
@@ -142,7 +142,7 @@ class Replica:
     # Pulling
 
     def pull(self, keys: Mapping[str, ArrayLike] | None = None) -> int:
-        """Read rows of some tables from the store, with t and learning rate; return how many.
+        """Read rows from the store, and each table's t and learning rate; return how many rows.
 
         Parameters
         ----------
@@ -150,20 +150,20 @@ class Replica:
 
         Raises
         ------
-        InvalidArgumentError : a key is not hot; or updates made here were not pushed.
+        InvalidArgumentError : a key is not hot, or updates of this replica were not pushed.
         """
         if keys is None:
             return self._pull({n: np.arange(len(t.index.keys)) for n, t in self._tables.items()})
         return self._pull({name: self._table(name).slots(k) for name, k in keys.items()})
 
     def refresh(self) -> int:
-        """Read the stale rows, and t and learning rate of each table; return how many rows."""
+        """Read the stale rows, and each table's t and learning rate; return the number of rows."""
         return self._pull({n: np.flatnonzero(t.is_stale) for n, t in self._tables.items()})
 
     def mark_stale(self, keys: Mapping[str, Keys]) -> None:
-        """Note that the store's rows of `keys` may change; those that are not hot are passed over.
+        """Mark the hot rows of `keys` as stale, because the store's rows may change.
 
-        May be called from another thread while nothing else is.
+        Another thread can call this while no other method runs.
         """
         for name in keys.keys() & self._tables.keys():
             self._tables[name].mark_stale(keys[name])
@@ -194,7 +194,7 @@ class Replica:
         return sum(map(len, wanted.values()))
 
     def take_rates(self, all_gather: AllGather | None) -> None:
-        """Take rank 0's learning rates: another rank may have pulled them before they changed."""
+        """Adopt rank 0's learning rates: another rank may have pulled them before they changed."""
         tables = [self._tables[name] for name in sorted(self._tables)]
         rates = first_rates(all_gather, [table.learning_rate for table in tables])
         for table, rate in zip(tables, rates, strict=True):
@@ -203,11 +203,11 @@ class Replica:
     # Training
 
     def lookup(self, keys: Mapping[str, ArrayLike]) -> dict[str, Any]:
-        """Return the rows of hot keys, (n, dim) by table, in their order; the caller's to keep.
+        """Return the rows of hot keys, (n, dim) by table, in the order of the keys, as copies.
 
         Raises
         ------
-        InvalidArgumentError : a key is not hot, or its row was not pulled.
+        InvalidArgumentError : a key is not hot, or its row is stale.
         """
         self._receipt.synchronize()
         tables = {name: self._table(name) for name in keys}
@@ -223,24 +223,23 @@ class Replica:
         all_gather: AllGather | None = None,
         receipt: Receipt | None = None,
     ) -> AcknowledgedUpdate:
-        """Train hot rows by one update of all named tables, or none.
+        """Train hot rows by one update of all named tables; if it fails, no table changes.
 
         Parameters
         ----------
         gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
-        learning_rate : of all tables, or by table; None: the tables', as they were when they were
-            pulled
-        all_gather : for several ranks, which all call this; their sums are added in rank order
-        receipt : a new one, which shows whether this was done, if it is interrupted
+        learning_rate : for all tables, or by table; None: the tables' rates at the last pull
+        all_gather : the hook of several ranks, all of which call this; sums are added in rank order
+        receipt : a new receipt, which shows whether an interrupted update was applied
 
         Returns
         -------
-        Each table's t. Its command number is 0, as no store knows of it yet.
+        Each table's t, with the command number 0, as the store does not have the update yet.
 
         Raises
         ------
-        InvalidArgumentError : shape, dtype, a key that is not hot; a sum that is not finite; ranks
-            that give other options, or whose replicas differ. Nothing has changed.
+        InvalidArgumentError : wrong shape or dtype; a key that is not hot; a sum that is not
+            finite; or ranks with different options or replicas. Nothing has changed.
         """
         self._receipt.synchronize()
         if self._pushing is not None:
@@ -283,7 +282,7 @@ class Replica:
             )
         return self._tables[name]
 
-    # The trainer's side of rows and gradients
+    # Conversions between the trainer's rows and gradients and those of the store
 
     def pooled(self, name: str, keys: Keys, bags: StepBags) -> Any:
         """Return the pooled rows of bags of a table's distinct hot keys, (bags, dim)."""
@@ -299,7 +298,7 @@ class Replica:
         of: Of,
         rows: Any,
     ) -> tuple[Keys, Any]:
-        """Return a step's gradients of a table as keys and gradients that `update` takes.
+        """Return a step's gradients of a table as keys and gradients for `update`.
 
         Parameters
         ----------
@@ -310,35 +309,35 @@ class Replica:
         return (keys[name], rows) if of == "keys" else keyed(name, once[name], of, rows)
 
     def to_store(self, rows: Any) -> Any:
-        """Return gradients of the trainer as a session of the run takes them."""
+        """Return gradients of the trainer in a form that a session of the run accepts."""
         if isinstance(rows, SomeGradients):
             return rows._replace(rows=on_host(self.to_host(rows.rows)))
         return on_host(self.to_host(rows))
 
     def to_trainer(self, rows: Rows) -> Any:
-        """Return rows of the host as `lookup` returns them."""
+        """Return rows on the host in the form that `lookup` returns."""
         return rows
 
     def to_host(self, rows: Any) -> Any:
-        """Return rows of the trainer as an array of the host; another object is returned as it
-        is."""
+        """Return rows of the trainer as an array on the host, and any other object unchanged."""
         return rows
 
     # Pushing
 
     def push(self, member: str) -> AcknowledgedUpdate | None:
-        """Send the rows trained since the last push, in one command; None if there are none.
+        """Send the rows trained since the last push, in one command; return None if there are none.
 
         Parameters
         ----------
-        member : of the session that holds the tables, no announced step of which is unfinished
+        member : a member of the session that locks the tables; all its announced steps must be
+            finished
 
         Raises
         ------
-        EmbstoreError : the store's error. The rows are still here, and may be pushed again.
+        EmbstoreError : the store's error. The rows are still here, and can be pushed again.
         """
         self._receipt.synchronize()
-        if self._pushing is not None:  # Its end was not seen: the store knows whether it arrived.
+        if self._pushing is not None:  # It is unknown whether the last push arrived: ask the store.
             name, t = next(iter(self._pushing.t.items()))
             if self._called(lambda: self._tables[name].handle.t) == t:
                 self.note_pushed()
@@ -352,7 +351,7 @@ class Replica:
         return done
 
     def note_pushed(self) -> None:
-        """Note that the store has all updates made here, whichever rank has pushed them."""
+        """Note that the store has all updates of this replica, whichever rank has pushed them."""
         for table in self._tables.values():
             table.note_pushed()
         pushed, self._pushing = self._pushing, None

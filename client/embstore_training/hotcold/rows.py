@@ -1,9 +1,9 @@
-"""One table's hot rows in slots: the place of each key's row, and its state.
+"""One table's hot rows in slots: the slot of each key, and the state of each row.
 
-A key's **slot** is its place among the table's hot keys, which ascend. It is found by an int32 map
-from key to slot, or where keys reach beyond its bound by binary search in the keys: integers either
-way. FAE (Adnan et al., VLDB 2022) keeps slots as float32 and leaves the state behind; here a row's
-weights and state are read and written together.
+A key's **slot** is its index among the table's hot keys, which ascend. It is found by an int32 map
+from key to slot or, if keys exceed the bound of that map, by binary search in the keys. Both use
+integers. FAE (Adnan et al., VLDB 2022) stores slots as float32, and does not transfer the optimizer
+state; here a row's weights and state are read and written together.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ from embstore_training.replicas.rows import Slots, TrainersRows
 from embstore_training.replicas.update import Trained
 
 DENSE_KEYS_MAX = 1 << 24
-"""Largest key of a table whose slots are in a map, of 4 bytes a key: at most 64 MiB a table."""
+"""Bound of the keys of a table whose slots are in a map, of 4 bytes per key: at most 64 MiB."""
 
 
 class SlotIndex:
-    """Which slot a key has: its place among the table's hot keys."""
+    """The slot of each key: its index among the table's hot keys."""
 
     def __init__(self, keys: Keys) -> None:
         """Index `keys`, ascending."""
@@ -37,7 +37,7 @@ class SlotIndex:
             self._places[keys] = np.arange(len(keys), dtype=np.int32)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return a slot for each key, (n,), and whether it is the key's, because the key is hot."""
+        """Return a slot per key, (n,), and a mask of hot keys: only their slots are valid."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
         if self._places is None:
@@ -58,7 +58,7 @@ class HotTable:
         self.index = SlotIndex(keys)
         self.rows = rows
         self.t = 0
-        self.stored_t = 0  # In the store, as far as is known; `t` is the value to come.
+        self.stored_t = 0  # t in the store, as far as known; `t` includes updates not pushed yet.
         self.learning_rate = 0.0
         self.is_stale = np.ones(len(keys), np.bool_)
         self.is_dirty = np.zeros(len(keys), np.bool_)
@@ -66,12 +66,12 @@ class HotTable:
 
     @property
     def trained(self) -> Trained:
-        """The table as an update finds it."""
+        """The properties of the table that ranks compare before an update."""
         return Trained(self.config, self.t, self.learning_rate)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row where it travels: key, weights and state."""
+        """Size of a row in a message, in bytes: key, weights and state."""
         return 8 + VALUE_BYTES * (self.config.dim + self.config.state_dim)
 
     def push_bytes(self, count: int) -> int:
@@ -79,12 +79,12 @@ class HotTable:
         return min(count, len(self.index.keys)) * self.row_bytes
 
     def take(self, facts: TableFacts) -> None:
-        """Take t and learning rate from the store."""
+        """Adopt t and learning rate from the store."""
         self.t = self.stored_t = facts.t
         self.learning_rate = facts.learning_rate
 
     def slots(self, keys: ArrayLike) -> Slots:
-        """Return the slots of keys, (n,), all of which must be hot."""
+        """Return the slots of keys, (n,); refuse keys that are not hot."""
         checked = as_keys(keys, self.config.name)
         slots, is_hot = self.index.find(checked)
         if not is_hot.all():
@@ -95,7 +95,7 @@ class HotTable:
         return slots
 
     def pulled_slots(self, keys: ArrayLike) -> Slots:
-        """Return the slots of keys, (n,), whose rows must not be stale."""
+        """Return the slots of keys, (n,); refuse keys whose rows are stale."""
         slots = self.slots(keys)
         is_stale = self.is_stale[slots]
         if is_stale.any():
@@ -106,7 +106,7 @@ class HotTable:
         return slots
 
     def pulled(self, slots: Slots, rows_max: int, called: Callable[..., Any]) -> Iterator[int]:
-        """Read rows from the store, at most `rows_max` by a call; yield how many came by each."""
+        """Read rows from the store, at most `rows_max` per call; yield their number per call."""
         for first in range(0, len(slots), rows_max):
             part = slots[first : first + rows_max]
             weights, state = called(self.handle.read_rows, self.index.keys[part])
@@ -115,7 +115,7 @@ class HotTable:
             yield len(part)
 
     def mark_stale(self, keys: Keys) -> None:
-        """Note that the store's rows of keys may change; those that are not hot are passed over."""
+        """Mark rows of keys as stale. Keys that are not hot are ignored."""
         slots, is_hot = self.index.find(keys)
         self.is_stale[slots[is_hot]] = True
 
@@ -127,11 +127,11 @@ class HotTable:
         return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
 
     def note_pushed(self) -> None:
-        """Note that the store has all updates made here."""
+        """Note that the store has all updates of this table."""
         self.stored_t, self.dirty_count = self.t, 0
         self.is_dirty[:] = False
 
     def unsent(self) -> tuple[Keys, Rows, Rows, int]:
-        """Return keys, weights and state of the dirty rows, and how many updates made them."""
+        """Return keys, weights and state of dirty rows, and the number of updates not pushed."""
         slots = np.flatnonzero(self.is_dirty)
         return self.index.keys[slots], *self.rows.read(slots), self.t - self.stored_t

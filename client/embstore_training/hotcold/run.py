@@ -3,40 +3,41 @@
     chunks -> packer -> phases:   mixed   steps of a look-ahead session, at the store
                                   hot     steps on the replica, here
 
-One look-ahead session is held over all phases, so that it is the only writer of its tables. In a
-mixed phase its steps are announced ahead; in a hot phase only the thread that renews the session's
-lease calls the store. Between phases rows are exchanged, and nothing is announced then:
+One look-ahead session stays open over all phases, so that the run is the only writer of its tables.
+In a mixed phase its steps are announced ahead. In a hot phase only the thread that renews the
+session's lease calls the store. Between phases rows are exchanged, and nothing is announced at that
+time:
 
-    mixed -> hot   the hot rows that mixed batches touched are pulled (the keys were known here)
-    hot -> mixed   the rows trained since are pushed, in one command, with the updates to count
+    mixed -> hot   the hot rows that mixed batches touched are pulled (their keys are known here)
+    hot -> mixed   the rows trained since are pushed, in one command, with the number of updates
 
-A mixed batch may touch hot rows too, which is why both are needed. So rows, state and t are at any
-exchange the same as after plain updates in the order of the steps, bit for bit. In a hot phase the
-store is as at the last exchange, exactly.
+A mixed batch may touch hot rows, too, so both exchanges are needed. At any exchange rows, state and
+t are the same as after plain updates in the order of the steps, bit for bit. In a hot phase the
+store has exactly the state of the last exchange.
 
-One push is one call, so it may not be larger than a call. Before a hot step that could make it so,
-the dirty rows are pushed; a batch whose rows alone are more than a push takes is trained as a mixed
-one.
+One push is one call, so it may not be larger than a call. Before a hot step that could make it too
+large, the dirty rows are pushed. If the rows of a batch alone are more than a push can send, the
+batch is trained as a mixed one.
 
-How many batches of the stream the store has is `stats()["stored_batches"]`: t does not say it, as
-batches that were skipped or released add nothing to it. With the same chunks, batch size, window
-and rate, `steps(chunks, skip=...)` continues after that many.
+`stats()["stored_batches"]` is the number of the stream's batches that the store has. t does not
+show this number, as skipped or released batches add nothing to t. With the same chunks, batch size,
+window and rate, `steps(chunks, skip=...)` continues after that many batches.
 
 Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes the dirty rows. If the
-store does not answer, or the session has ended, they are lost, and the store is as at the last
-exchange. A mixed step that is left while its update is out is not counted, and may be done
-nevertheless, as any call whose answer is lost.
+store does not answer, or the session has ended, these rows are lost, and the store has the state of
+the last exchange. If a mixed step is left during its update, it is not counted, and may have been
+applied nevertheless, as with any call whose answer is lost.
 
-Several ranks share every step, as they do in a session. In hot phases they meet in the caller's
-`all_gather` hook (`replicas.ranks`); rank 0 alone pushes, and the others wait for that in the hook;
-only rank 0 knows of the push that it makes as it leaves. A rank that fails leaves the others
-waiting in the hook, which is the caller's to end, as it is for the gradients of the rest of the
-model; only a push that fails is reported to all.
+Several ranks share every step, as in any session. In hot phases they exchange sums by the caller's
+`all_gather` hook (`replicas.ranks`). Rank 0 alone pushes, and the other ranks wait for that in the
+hook. Only the push of rank 0 as it leaves is made without the other ranks. If a rank fails, the
+other ranks wait in the hook. Ending that wait is up to the caller, as with the gradients of the
+rest of the model; only a failed push is reported to all ranks.
 
 The store's own counts of accesses do not include accesses to a replica.
 
 FAE (Adnan et al., VLDB 2022) exchanges whole hot tables, without their optimizer state, at every
-switch; here only changed rows travel, with their state.
+switch; here only changed rows are exchanged, with their state.
 """
 
 import itertools
@@ -102,30 +103,31 @@ class HotColdRun:
         Parameters
         ----------
         store : an `embstore.Store`, embedded or of a server
-        hot_set : or keys by table, as lists say: the same at all ranks
-        columns : the table of each column of ids; the tables' only writer is this run
+        hot_set : a hot set, or lists of keys by table; the same at all ranks
+        columns : the table of each column of ids; no other client may write to these tables
         batch_size, window_batches, rate : see `Packer`
-        lookahead, name, rank, world_size, session : see `Store.session`, of which `planner`,
-            `lease_ms`, `rank_timeout_ms`, `wait_s` and `rows` may be given as well
-        all_gather : for several ranks: returns the shares of all ranks, in rank order
-            (`replicas.ranks`)
-        replica : makes the replica, of (store, hot_set, tables=...): `Replica`, or
-            `partial(TorchReplica, device=...)`, by which rows are tensors. With rows="device" it is
-            in the memory of the store's device, and so are rows and gradients of every step
+        lookahead, name, rank, world_size, session : see `Store.session`; `session` can have its
+            arguments `planner`, `lease_ms`, `rank_timeout_ms`, `wait_s` and `rows`
+        all_gather : for several ranks, a function that returns the shares of all ranks, in rank
+            order (`replicas.ranks`)
+        replica : function that makes the replica from (store, hot_set, tables=...): `Replica`, or
+            `partial(TorchReplica, device=...)`, with which rows are tensors. With rows="device" the
+            replica is in the memory of the store's device, and so are rows and gradients of every
+            step
 
         Raises
         ------
-        InvalidArgumentError : an argument is wrong; several ranks without a hook; the hot set does
-            not name a column's table.
+        InvalidArgumentError : an argument is wrong; there are several ranks without a hook; or the
+            hot set lacks the table of a column.
         """
         self.hot_set = HotSet.of(hot_set)
-        """The hot set that the run was given, and keeps."""
+        """The hot set of the run; it does not change."""
         classifier = Classifier(
             self.hot_set, columns, rows=_sparse_rows(store, self.hot_set, columns)
         )
         packer = partial(Packer, classifier, batch_size)
         self._make_packer = partial(packer, window_batches=window_batches, rate=rate)
-        self._make_packer()  # Errors in its arguments are to be raised here.
+        self._make_packer()  # Raises the errors in its arguments here.
         self._columns = dict(columns)
         self._store, self._make_replica = store, _checked(session, store, replica)
         self._tables = tuple(dict.fromkeys(columns.values()))
@@ -136,12 +138,12 @@ class HotColdRun:
         self._all_gather = _gathering(all_gather, rank, world_size)
         self._replica: Replica | None = None  # None until the with block.
         self._tally = Tally()
-        self._is_hot = False  # Rows may be trained here that the store has not.
+        self._is_hot = False  # Whether the replica may have trained rows that the store lacks.
         self._has_refreshed = False
         self._may_loop = False
 
     def __enter__(self) -> Self:
-        """Open the session, or go on with it; see `embstore_training.run.Run` and `Replica`."""
+        """Open the session, new or existing; see `embstore_training.run.Run` and `Replica`."""
         self._replica = self._make_replica(self._store, self.hot_set, tables=self._tables)
         self._session.__enter__()
         self._is_hot = self._has_refreshed = False
@@ -186,22 +188,22 @@ class HotColdRun:
             )
 
     def _joined(self) -> Replica:
-        """Return the replica, inside the with block."""
+        """Return the replica; raise InvalidArgumentError outside the with block."""
         _ = self._session.member
         assert self._replica is not None
         return self._replica
 
-    # Looking
+    # Statistics
 
     def stats(self) -> dict[str, int]:
         """Return the counts of the run so far.
 
-        "hot_batches", "mixed_batches", "hot_samples", "mixed_samples" by where they were trained;
-        "stored_batches", the batches of the loop's stream that the store has, `skip` included, for
-        the loop at hand or the last one in the with block; "switches" between phases;
-        "store_calls", without the renewals of the lease, which a thread does however long a phase
-        is; "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and
-        "hot_set_version".
+        "hot_batches", "mixed_batches", "hot_samples" and "mixed_samples" are counted by where they
+        were trained. "stored_batches" is the number of the loop's batches that the store has,
+        including `skip`, for the present loop or the last one in the with block. "switches" counts
+        changes between phases. "store_calls" leaves out renewals of the lease, which a thread makes
+        independently of phases. "pulled_rows", "pushed_rows" and "bytes" are counts of the
+        exchanges. "hot_rows" and "hot_set_version" describe the hot set.
         """
         stored, replica = self._tally.stored(self._is_hot), self._replica
         return self._tally.counts | {
@@ -216,8 +218,9 @@ class HotColdRun:
 
     @property
     def last_step(self) -> int:
-        """The last finished step of the session, 0 for none: its mixed batches, in all runs of its
-        name. Hot ones are no steps of it, so `skip` of a loop is the result of `exchange`."""
+        """The last finished step of the session, 0 for none: the number of its mixed batches, in
+        all runs with its name. Hot batches are no steps of it, so use the result of `exchange` as a
+        loop's `skip`."""
         return self._session.last_step
 
     # The loop
@@ -225,21 +228,23 @@ class HotColdRun:
     def steps(self, chunks: Iterable[Chunk], *, skip: int = 0) -> Iterator[HotColdStep]:
         """Yield a step for each packed batch, in the order in which they are trained.
 
-        A step that the loop neither updates, releases nor skips is released when it takes the next
-        one. When the loop has ended, the store has everything; until then, while steps are hot, it
-        is as at the last exchange (`exchange`).
+        A step that the loop neither updates, releases nor skips is released when the loop takes the
+        next step. When the loop has ended, the store has everything. Until then, while steps are
+        hot, it has the state of the last exchange (`exchange`).
 
         Parameters
         ----------
-        chunks : samples in columns, of any number; a thread may iterate over them. A sample has one
-            id, in arrays of two dimensions several, or in `Ragged` any number
-        skip : batches to leave out at the beginning, because the store has them already: the former
-            "stored_batches" of `stats`
+        chunks : samples in columns, any number per chunk; a background thread may iterate over
+            them. A sample has one id per column, or several in a two-dimensional array, or any
+            number in `Ragged`
+        skip : the number of batches to leave out at the beginning, because the store has them
+            already: "stored_batches" of the earlier run's `stats`
 
         Raises
         ------
-        InvalidArgumentError : outside the with block, within another loop, or after one that was
-            left early; a chunk is wrong; ranks have other hot sets, or one of them has no chunk.
+        InvalidArgumentError : outside the with block, within another loop, or after a loop that was
+            left early; a chunk is wrong; or ranks have different hot sets, or one of them has no
+            chunk.
         Errors of `chunks`, and of the store.
         """
         self._joined()
@@ -276,7 +281,7 @@ class HotColdRun:
             yield from self._trained(HotColdStep.mixed(self._joined, step, self._columns))
 
     def _trained(self, step: HotColdStep) -> Iterator[HotColdStep]:
-        """Yield a step to the body of the loop, and see to it that it is finished then."""
+        """Yield a step to the body of the loop, and release it afterwards if it is not finished."""
         self._tally.at_hand = step
         yield step
         if not step.is_finished:
@@ -286,7 +291,7 @@ class HotColdRun:
     def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
         """Return a mixed batch's keys by table, and note that their rows will change.
 
-        In the reader's thread, which has ended before rows are exchanged.
+        Runs in the reader's thread, which has ended before rows are exchanged.
         """
         keys = keys_of(batch, self._columns)
         self._joined().mark_stale(keys)
@@ -297,17 +302,17 @@ class HotColdRun:
     def exchange(self) -> int:
         """Push the dirty rows, so that the store has every batch finished by now.
 
-        For a checkpoint within the loop. If there are several ranks, all call it at the same step.
+        To be called before a checkpoint within the loop. All ranks must call it at the same step.
 
         Returns
         -------
-        "stored_batches" of `stats`: to be kept with the checkpoint, as it is `skip` of the loop
-        that goes on behind it.
+        "stored_batches" of `stats`. Keep the number with the checkpoint: it is `skip` of a loop
+        that continues from the checkpoint.
 
         Raises
         ------
         InvalidArgumentError : outside the with block; or other ranks do something else.
-        EmbstoreError : the store's error. The rows are still here, to be pushed again.
+        EmbstoreError : the store's error. The rows are still here, and can be pushed again.
         """
         self._joined()
         if self._is_hot:
@@ -316,14 +321,14 @@ class HotColdRun:
         return self._tally.stored(self._is_hot)
 
     def _unsent(self) -> str:
-        """Return a text about the updates that a checkpoint of the store would lack now. The first
-        of several ranks gives it: it pushes, and the others may have gone on."""
+        """Return a text about the updates that a checkpoint of the store would lack now, else "".
+        Only rank 0 returns a text: it pushes, and other ranks may have continued."""
         if self._rank or self._replica is None or not self._replica.is_ahead:
             return ""
         return "the training of hot rows since the last exchange: call the run's exchange() first"
 
     def _switch(self, is_hot: bool) -> None:
-        """Bring rows to where the next phase trains them."""
+        """Move rows to where the next phase trains them."""
         if is_hot == self._is_hot:
             return
         if is_hot:
@@ -336,7 +341,7 @@ class HotColdRun:
 
     def _refresh(self) -> None:
         replica = self._joined()
-        if self._has_refreshed:  # Before, all rows are stale everywhere.
+        if self._has_refreshed:  # Until the first refresh all rows are stale everywhere.
             rows = {t: (k, np.empty((len(k), 0), "f4")) for t, k in replica.stale_keys.items()}
             for message in meet(self._all_gather, Verb.REFRESH, share=rows):
                 replica.mark_stale({table: keys for table, (keys, _) in message.share.items()})
@@ -345,7 +350,7 @@ class HotColdRun:
         self._has_refreshed = True
 
     def _push(self) -> None:
-        """Send the dirty rows: rank 0, while the others wait for it."""
+        """Push the dirty rows: rank 0 sends them, while the other ranks wait for it."""
         replica = self._joined()
         if self._rank == 0:
             try:
@@ -360,7 +365,7 @@ class HotColdRun:
 
 
 def _sparse_rows(store: Any, hot_set: HotSet, columns: Mapping[str, str]) -> dict[str, int]:
-    """Return the rows of those tables that are of sparse keys: others may grow while this runs."""
+    """Return the number of rows of the tables with sparse keys. Other tables may grow meanwhile."""
     names = hot_set.tables.keys() & set(columns.values())
     configs = {name: store.table(name).config for name in sorted(names)}
     return {name: config.rows for name, config in configs.items() if config.is_sparse}
@@ -369,8 +374,8 @@ def _sparse_rows(store: Any, hot_set: HotSet, columns: Mapping[str, str]) -> dic
 def _checked(
     session: dict[str, Any], store: Any, replica: Callable[..., Replica]
 ) -> Callable[..., Replica]:
-    """Take the options of a hot/cold run out of a session's options, and refuse options that do not
-    fit. Return the function that makes its replica."""
+    """Remove the options of a hot/cold run from a session's options, and refuse options that do not
+    fit. Return the function that makes the replica."""
     if session.pop("shared", False):
         raise InvalidArgumentError(
             "expected the run to be the only writer of its tables, found shared=True"
@@ -387,7 +392,7 @@ def _checked(
                 "TorchReplica on a device as `replica`"
             )
         replica = on_the_stores_device
-    if session.pop("resume", False):  # its steps are the mixed batches alone
+    if session.pop("resume", False):  # only mixed batches are steps of the session
         raise InvalidArgumentError(
             "a hot/cold run resumes by steps(..., skip=N): expected no resume, found resume=True"
         )
@@ -395,7 +400,7 @@ def _checked(
 
 
 def _gathering(all_gather: AllGather | None, rank: int, world_size: int) -> AllGather | None:
-    """Return where ranks meet, checked; None: there is one, and nothing to gather."""
+    """Return the all-gather hook with a check of its answers; None: there is one rank."""
     if world_size == 1:
         return None
     if all_gather is None:
@@ -407,7 +412,7 @@ def _gathering(all_gather: AllGather | None, rank: int, world_size: int) -> AllG
 
 
 class _CountedSessions:
-    """A store's sessions, whose calls are counted, without the calls of the lease's thread."""
+    """A store's sessions, whose calls are counted, except renewals of the lease."""
 
     def __init__(self, sessions: Any) -> None:
         self._sessions = sessions
@@ -416,7 +421,7 @@ class _CountedSessions:
 
     def __getattr__(self, verb: str) -> Any:
         call = getattr(self._sessions, verb)
-        if verb == "renew" or not callable(call):  # a property is no call
+        if verb == "renew" or not callable(call):  # not counted; a property is no call
             return call
 
         def counted(*args: Any, **options: Any) -> Any:

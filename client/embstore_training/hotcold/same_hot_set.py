@@ -1,7 +1,7 @@
-"""Whether ranks have one hot set, which they ask as a loop begins.
+"""Checks, as a loop begins, that all ranks have the same hot set.
 
-A rank with another would pack other batches, and fail at the first missing key, after the other
-ranks have applied updates.
+A rank with a different hot set would pack different batches. It would fail at the first missing
+key, after other ranks have applied updates.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from embstore_training.replicas.ranks import AllGather, Verb, meet, others_than
 
 
 def check_hot_set(all_gather: AllGather | None, hot_set: HotSet, tables: Iterable[str]) -> None:
-    """Check that all ranks have one hot set, of the tables that they train."""
+    """Check that all ranks have the same hot set, in the tables that they train."""
     if all_gather is None:
         return
     found = hashlib.sha256()

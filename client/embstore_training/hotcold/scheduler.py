@@ -1,19 +1,20 @@
-"""In which order hot and mixed batches come: FAE's shuffle scheduler, over windows of a stream.
+"""The order of hot and mixed batches: FAE's shuffle scheduler, over windows of a stream.
 
 Every change from mixed to hot batches and back costs an exchange of the hot rows with the store, so
 long phases of one kind are cheap. But a model that sees only hot samples for long learns the cold
-ones late, so short phases are good for the loss. The rate, in percent, is that balance: each phase
-takes `rate` % of a window's batches of its kind. At 100 a window is one mixed and one hot phase; at
-1 the batches of the rarer kind stand evenly among the others, as finely as the window allows.
+rows late, so short phases are good for the loss. The rate, in percent, balances both: each phase
+has `rate` % of a window's batches of its kind. At 100 a window has one mixed and one hot phase. At
+1 the batches of the rarer kind are distributed evenly among the others, as finely as the window
+allows.
 
-FAE (Adnan et al., VLDB 2022) packs a whole data set once, starts at about 50 % and moves the rate
-by the trend of the test loss; its published code has no feedback, and runs one cold and one hot
-phase an epoch, which is a rate of 100 with the epoch as window. Here the window is a bounded
-stretch of a stream, and the rate is read again as each phase begins. A window begins with the kind
-that the one before ended with, so that two windows meet without an exchange.
+FAE (Adnan et al., VLDB 2022) packs a whole data set once, starts at about 50 % and changes the rate
+by the trend of the test loss. Its published code has no feedback, and runs one cold and one hot
+phase per epoch, which is a rate of 100 with the epoch as window. Here the window is a bounded part
+of a stream, and the rate is read again as each phase begins. A window begins with the kind of the
+last batch of the window before, so no exchange is needed between two windows.
 
-The rate changes the order of the samples and nothing else: for the order that comes out, the rows
-are exact at any rate.
+The rate changes only the order of the samples: for the resulting order, the rows are exact at any
+rate.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ RATE_MIN, RATE_MAX = 1, 100
 
 
 class RateController(Protocol):
-    """Gives the rate, in percent, whenever a phase begins."""
+    """The source of the rate, in percent, which is read whenever a phase begins."""
 
     @property
     def rate(self) -> int:
@@ -37,12 +38,12 @@ class RateController(Protocol):
 class LossRate:
     """A rate that follows the loss on held-out samples.
 
-    As FAE describes it: it starts at 50, is halved when the test loss got worse, and
-    raised after several good evaluations, within 1 and 100. Here "worse" is above the loss reported
-    before, `raise_after` reports in a row that are not worse double the rate, and a loss that is
-    not finite is worse, and nothing is compared with it.
+    FAE describes it so: the rate starts at 50, is halved when the test loss got worse, and raised
+    after several good evaluations, within 1 and 100. Here a loss is worse if it is above the loss
+    reported before. The rate is doubled after `raise_after` reports in a row that are not worse. A
+    loss that is not finite counts as worse, and later losses are not compared with it.
 
-    One thread may report while another reads the rate.
+    One thread can report while another reads the rate.
     """
 
     def __init__(self, start: int = 50, *, raise_after: int = 4) -> None:
@@ -50,7 +51,7 @@ class LossRate:
 
         Raises
         ------
-        InvalidArgumentError : no such rate, or `raise_after` is below 1.
+        InvalidArgumentError : `start` is not from 1 to 100, or `raise_after` is below 1.
         """
         self.rate = as_rate(start)
         """The present rate, in percent."""
@@ -59,7 +60,7 @@ class LossRate:
         self._good_reports = 0
 
     def report(self, loss: float) -> None:
-        """Take the loss of an evaluation, and change the rate by it."""
+        """Receive the loss of an evaluation, and change the rate accordingly."""
         before, is_number = self._loss_before, isfinite(loss)
         if is_number:
             self._loss_before = float(loss)
@@ -75,7 +76,7 @@ class LossRate:
 
 @dataclass(frozen=True)
 class FixedRate:
-    """A rate that stays."""
+    """A rate that never changes."""
 
     rate: int
     """The rate in percent."""
@@ -84,11 +85,11 @@ class FixedRate:
 def batch_kinds(
     hot_batches: int, mixed_batches: int, controller: RateController, *, hot_first: bool
 ) -> Iterator[bool]:
-    """Yield for each batch of a window whether it is a hot one, in the order they come.
+    """Yield, for each batch of a window, whether it is a hot one, in the order of training.
 
-    The phases end where the shares of both kinds have come to the next multiple of the rate, each
-    rounded up to whole batches: so phases of the rarer kind may be empty, and its batches stand
-    evenly among the others.
+    A phase ends when the shares of both kinds have reached the next multiple of the rate, each
+    rounded up to whole batches. So phases of the rarer kind may be empty, and its batches are
+    distributed evenly among the others.
     """
     totals = {True: hot_batches, False: mixed_batches}
     given = {True: 0, False: 0}
@@ -102,12 +103,12 @@ def batch_kinds(
 
 
 def as_controller(rate: Any) -> RateController:
-    """Return a controller of the rate: `rate` itself, or a number as one that stays."""
+    """Return a controller of the rate: `rate` itself or, for a number, a `FixedRate`."""
     controller: RateController = rate if hasattr(rate, "rate") else FixedRate(rate)
     as_rate(controller.rate)
     return controller
 
 
 def as_rate(rate: Any) -> int:
-    """Return a rate of 1 to 100, or raise InvalidArgumentError."""
+    """Return a rate from 1 to 100, or raise InvalidArgumentError."""
     return integer(rate, "the rate, in percent of a window,", RATE_MIN, RATE_MAX)

@@ -1,8 +1,9 @@
 """Steps of a hot/cold run, for the body of its loop: on the replica, or at the store.
 
-Both are `embstore_training.step.Step`, and differ in their exchange. A hot step calls no store;
-with several ranks, each way to finish it is a meeting of all of them. The replica pools its bags:
-on the store's device by the store's kernel, else on the host, to the same bits.
+Both kinds are an `embstore_training.step.Step`, and differ in their exchange. A hot step calls no
+store. With several ranks, all of them exchange messages whenever a hot step is finished. The
+replica pools bags of a hot step: on the store's device by the store's kernel, else on the host, to
+the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from embstore_training.replicas.ranks import AllGather, Verb, meet
 from embstore_training.step import Step
 
 ReplicaNow = Callable[[], Replica]
-"""Returns the run's replica; raises InvalidArgumentError outside the run's with block."""
+"""A function that returns the run's replica; it raises InvalidArgumentError outside the run."""
 
 _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
@@ -35,8 +36,8 @@ _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 class HotColdStep(Step):
     """One step of a run, for the body of its loop.
 
-    A table's keys come from its columns, one column after the other in the run's order, sample
-    after sample. Rows and gradients are in this order.
+    A table's keys are the ids of its columns, one column after the other in the order of the run's
+    columns, and within a column one sample after the other. Rows and gradients are in this order.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class HotColdStep(Step):
         super().__init__(exchange, entry)
         self._columns = columns
         self.is_hot = is_hot
-        """Whether it is trained on the replica, and calls no store."""
+        """Whether the step is trained on the replica, and calls no store."""
         self.keys = keys_of(self.batch, columns)
-        """The keys by table, (n,) int64."""
+        """The step's keys by table, (n,) int64."""
 
     @classmethod
     def hot(cls, exchange: "HotExchange", batch: Batch, columns: Mapping[str, str]) -> Self:
@@ -62,12 +63,12 @@ class HotColdStep(Step):
 
     @property
     def offsets(self) -> dict[str, NDArray[np.int64]]:
-        """By table, (bags + 1,): a bag for each sample of each of its columns, in their order."""
+        """The offsets of bags by table, (bags + 1,): a bag per column and sample, in order."""
         return offsets_of(self.batch, self._columns)
 
 
 class HotEntry(Entry):
-    """A batch that is trained on the replica: no step of a session."""
+    """A batch that is trained on the replica. It is not a step of a session."""
 
     def __init__(self, batch: Batch, columns: Mapping[str, str]) -> None:
         self.receipt = Receipt()
@@ -76,7 +77,7 @@ class HotEntry(Entry):
 
     @property
     def finished_by(self) -> str:
-        """The verb that finished it; an interrupt may have come between that and this."""
+        """The verb that finished the step, also if an interrupt came before it was noted."""
         return self._finished_by or ("updated" if self.receipt.is_taken else "")
 
     @finished_by.setter
@@ -85,7 +86,7 @@ class HotEntry(Entry):
 
 
 class _OnceKeys(Mapping[str, OnceKeys]):
-    """The distinct keys of tables, made when they are first asked for."""
+    """The distinct keys of tables, computed when they are first needed."""
 
     def __init__(self, keys: Mapping[str, Keys]) -> None:
         self._keys = keys
@@ -104,7 +105,7 @@ class _OnceKeys(Mapping[str, OnceKeys]):
 
 
 class MixedExchange(Exchange):
-    """A session's exchange, with rows in the replica's form for the trainer."""
+    """A session's exchange, whose rows are converted to the replica's form for the trainer."""
 
     def __init__(self, replica: ReplicaNow, there: Exchange) -> None:
         self._replica, self._there = replica, there
@@ -126,7 +127,7 @@ class MixedExchange(Exchange):
 
 
 class HotExchange(Exchange):
-    """The replica, as steps on it use it."""
+    """The exchange of hot steps with the replica."""
 
     def __init__(self, replica: ReplicaNow, all_gather: AllGather | None) -> None:
         self._replica, self._all_gather = replica, all_gather

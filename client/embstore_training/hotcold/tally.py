@@ -1,7 +1,7 @@
 """Which batches of a loop's stream are finished, and which of them the store has.
 
-A step is counted when the next one is asked for, without a call in between: an interrupt could
-separate a step that is finished from the count of it.
+A step is counted when the next step is requested, with no call in between: an interrupt could come
+between finishing a step and counting it.
 """
 
 from embstore_training.hotcold.steps import HotColdStep
@@ -10,21 +10,21 @@ _COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "swit
 
 
 class Tally:
-    """The batches of one run; `counts` covers all its loops."""
+    """The numbers of batches of one run; `counts` covers all its loops."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(_COUNTED, 0)
         self.begin()
 
     def begin(self, skip: int = 0) -> None:
-        """Begin with a stream, whose first `skip` batches are left out: the store has them."""
+        """Begin with a stream. Its first `skip` batches are left out: the store has them."""
         self.at_hand: HotColdStep | None = None
-        """The body of the loop has it; not counted yet."""
+        """The step that the body of the loop has now, and that is not counted yet."""
         self._finished = self._stored = skip
 
     @property
     def finished(self) -> int:
-        """Batches of the loop's stream that are finished, or were left out."""
+        """The number of the loop's batches that are finished, or were left out."""
         step = self.at_hand
         if step is not None and step.is_finished:
             self.at_hand, self._finished = None, self._finished + 1
@@ -38,5 +38,5 @@ class Tally:
         self._stored = self.finished
 
     def stored(self, is_hot: bool) -> int:
-        """Return how many batches the store has; `is_hot`: only those at the last exchange."""
+        """Return how many batches the store has; if `is_hot`, only up to the last exchange."""
         return self._stored if is_hot else self.finished

@@ -1,24 +1,25 @@
 """The hot replica in torch tensors, on the trainer's own device.
 
-Weights and state are tensors; keys, slots, t and the marks of dirty rows stay on the host, where
-keys come from. Gradients are summed by key on the host, by `embstore.arithmetic` (the order of the
-sum is part of its value, and a device's scatter does not keep an order), scaled and checked there,
-and uploaded.
+Weights and state are tensors. Keys, slots, t and the marks of dirty rows stay on the host, because
+batches have their keys there. Gradients are summed by key on the host, by `embstore.arithmetic`:
+the result of a sum depends on its order, and a device's scatter does not keep an order. The sums
+are scaled and checked on the host, too, and then uploaded.
 
-An update runs the formulas of `embstore.optimizers` in torch operations that round each element
-once, in the order of the formulas. These are not used:
+An update computes the formulas of `embstore.optimizers` by torch operations that round each element
+once, in the order of the formulas. These operations are not used:
 
     addcmul, addcdiv, alpha=, fused or compiled ops   may contract a product and a sum into an FMA
     tensor / number                                   on CUDA a product with the reciprocal
     number / tensor                                   everywhere a reciprocal, then a product
     torch.sum                                         chooses its own order
 
-So scalars are tensors of one element on the device, and a sum over dim is 32 partial sums, then
-folds (rule 3). Roots are taken in float64 and rounded to fp32, which gives the correctly rounded
-root (53 >= 2 * 24 + 2 bits), whichever library computes torch's fp32 roots.
+Therefore scalars are tensors of one element on the device, and a sum over dim is computed as 32
+partial sums, which are then folded (rule 3). Roots are computed in float64 and rounded to fp32.
+That gives the correctly rounded root (53 >= 2 * 24 + 2 bits), whichever library computes torch's
+fp32 roots.
 
-On the CPU the bits are the same as NumPy's, which a test compares. On CUDA they rest on IEEE
-division and float64 roots, with which torch is compiled there; other kinds of devices are refused.
+On the CPU the bits are the same as NumPy's, which a test compares. On CUDA they depend on IEEE
+division and float64 roots, with which torch is compiled there. Devices of other kinds are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,11 +40,11 @@ from embstore_training.replicas.rows import HostRows, Slots
 _DEVICES = ("cpu", "cuda")
 _PARTIALS = 32
 _PROBE_ELEMENTS = 1 << 17
-"""Enough that torch shares them out to all of its threads, which may flush denormals each."""
+"""Enough elements for torch to use all of its threads, each of which may flush denormals."""
 
 
 def sum_over_dim(values: Any) -> Any:
-    """Return the (n, 1) sums of the rows of (n, dim) as a warp adds (contract.md, rule 3)."""
+    """Return the sums of rows of (n, dim), as (n, 1), in the order of contract.md, rule 3."""
     count, dim = values.shape
     partials = torch.zeros((count, _PARTIALS), dtype=torch.float32, device=values.device)
     partials[:, : min(dim, _PARTIALS)] = values[:, :_PARTIALS]
@@ -73,9 +74,9 @@ def _where(condition: Any, x: Any, y: Any) -> Any:
 def apply_update(
     kind: str, weights: Any, state: Any, gradients: Any, scalars: Rows
 ) -> tuple[Any, Any]:
-    """Return weights and state of rows after one update.
+    """Return the weights and state of rows after one update.
 
-    The twin of `embstore.arithmetic.apply_update`, which works in place. NaNs become canonical.
+    As `embstore.arithmetic.apply_update`, but not in place. NaNs become canonical.
     """
 
     def numbers(values: Rows) -> Sequence[Any]:
@@ -93,7 +94,7 @@ def _canonical(rows: Any) -> Any:
 
 
 class TorchRows(HostRows):
-    """The same in tensors on a device."""
+    """Weights and state of one table's rows at a trainer, by slot, in tensors on a device."""
 
     def __init__(self, config: TableConfig, count: int, device: Any) -> None:
         self._device = device
@@ -106,7 +107,7 @@ class TorchRows(HostRows):
         return torch.from_numpy(np.ascontiguousarray(slots, np.int64)).to(self._device)
 
     def take(self, slots: Slots) -> Any:
-        """Return the weights of slots, (n, dim), a new tensor without gradients."""
+        """Return the weights of slots, (n, dim), as a new tensor without gradients."""
         return self._weights.index_select(0, self._places(slots))
 
     def _both(self, slots: Slots) -> tuple[Any, Any]:
@@ -114,18 +115,18 @@ class TorchRows(HostRows):
         return self._weights.index_select(0, places), self._state.index_select(0, places)
 
     def read(self, slots: Slots) -> tuple[Rows, Rows]:
-        """Return weights and state of slots, on the host."""
+        """Return the weights and state of slots, on the host."""
         weights, state = self._both(slots)
         return weights.cpu().numpy(), state.cpu().numpy()
 
     def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return weights and state of distinct slots after an update, as tensors."""
+        """Return the weights and state of distinct slots after an update, as tensors."""
         check_denormals()
         g = torch.from_numpy(gradients).to(self._device)
         return apply_update(self._kind, *self._both(slots), g, scalars)
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set weights and state of distinct slots: tensors of `updated`, or arrays of the host."""
+        """Set weights and state of distinct slots, to tensors from `updated` or host arrays."""
         places = self._places(slots)
         self._weights.index_copy_(0, places, _tensor(weights, self._device))
         self._state.index_copy_(0, places, _tensor(state, self._device))
@@ -134,8 +135,8 @@ class TorchRows(HostRows):
 class TorchReplica(Replica):
     """The hot rows of some tables in torch tensors. `lookup` returns tensors, `update` takes them.
 
-    Rows come without gradients: `requires_grad_()` makes leaves of them, and `update` then takes
-    their `.grad`.
+    Looked-up rows do not require gradients: `requires_grad_()` makes leaves of them. Pass their
+    `.grad` to `update`.
     """
 
     def __init__(
@@ -150,12 +151,13 @@ class TorchReplica(Replica):
 
         Parameters
         ----------
-        device : of torch, of kind "cpu" or "cuda"
+        device : a torch device of kind "cpu" or "cuda"
 
         Raises
         ------
-        InvalidArgumentError : no such device, or of another kind; and as `Replica`.
-        DeviceError : torch flushes denormals there.
+        InvalidArgumentError : no such device, or a device of another kind. Also the errors of
+            `Replica`.
+        DeviceError : torch flushes denormals on that device.
         """
         self._device = _device(device)
         super().__init__(store, hot_set, tables=tables)
@@ -164,11 +166,11 @@ class TorchReplica(Replica):
         return TorchRows(config, count, self._device)
 
     def to_trainer(self, rows: Rows) -> Any:
-        """Return rows of the host as a tensor on the device."""
+        """Return rows on the host as a tensor on the device."""
         return _tensor(rows, self._device)
 
     def to_host(self, rows: Any) -> Any:
-        """Return a tensor as an array of the host; anything else as it is."""
+        """Return a tensor as an array on the host, and any other object unchanged."""
         if not isinstance(rows, torch.Tensor):
             return rows
         try:
@@ -180,14 +182,14 @@ class TorchReplica(Replica):
 
 
 def _tensor(rows: Any, device: Any) -> Any:
-    """Return rows as a tensor on a device; rows of the host as a copy."""
+    """Return rows as a tensor on a device; rows on the host are copied."""
     if isinstance(rows, torch.Tensor):
         return rows
     return torch.from_numpy(np.array(rows, np.float32)).to(device)
 
 
 def _device(device: Any) -> Any:
-    """Return a torch device that keeps the contract."""
+    """Return a torch device whose arithmetic follows the contract."""
     try:
         found = torch.device(device)
         if found.type not in _DEVICES:

@@ -1,10 +1,10 @@
-"""The changes of one update of a replica, put in place whole.
+"""The changes of one update of a replica, written as a whole.
 
-An update is computed apart from the rows and then put in place, from a list that is kept until all
-of it is done. An interrupt in between (Ctrl-C) leaves that list, and the next call does it again:
-to put a row in place twice is the same as once. An update thus happens whole or not at all here,
-too. A **receipt** holds the list, and the caller that gave it can see by it whether the update is
-taken: both become so by one assignment.
+An update is first computed without changing the rows, as a list of changes. The list is kept until
+all changes are written. If an interrupt (Ctrl-C) comes in between, the next call writes the list
+again: writing a change twice has the same result as once. So an update of a replica, too, happens
+as a whole or not at all. A **receipt** has the list, and shows its caller whether the update is
+applied: one assignment sets the list, and makes the update part of the replica.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from embstore_training.replicas.update import Sums, updated
 
 
 class Change(NamedTuple):
-    """The change of one table by an update; to put it in place twice is the same as once."""
+    """The change of one table by an update. Writing it twice has the same result as once."""
 
     table: HotTable
     slots: Slots
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 
 def change(table: HotTable, sums: Sums, options: UpdateOptions) -> Change:
-    """Return the change of a table by an update; its rows stay as they are for now."""
+    """Return the change of a table by an update. The rows do not change yet."""
     slots = table.pulled_slots(sums.keys)
     weights, state = updated(table.rows, table.trained, slots, sums.gradients, options)
     dirty_count = table.dirty_count + int(np.count_nonzero(~table.is_dirty[slots]))
@@ -44,19 +44,19 @@ def change(table: HotTable, sums: Sums, options: UpdateOptions) -> Change:
 
 
 class Receipt:
-    """Shows the caller of an update whether it was done, though it ended by an interrupt."""
+    """Shows the caller of an update whether it was applied, even after an interrupt."""
 
     def __init__(self) -> None:
         self.changes: list[Change] | None = None
-        """None: the update was not taken. Empty: it is in place."""
+        """The changes to write. None: the update was not applied. Empty: all are written."""
 
     @property
     def is_taken(self) -> bool:
-        """Whether the update is one of the replica's: it must not be done again."""
+        """Whether the replica has accepted the update, so that it must not be repeated."""
         return self.changes is not None
 
     def synchronize(self) -> None:
-        """Put the update in place; one that was interrupted in this as well."""
+        """Write the changes of the update, also those that an interrupt has left."""
         for change in self.changes or ():
             change.put_in_place()
         if self.is_taken:

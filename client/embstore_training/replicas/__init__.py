@@ -1,8 +1,10 @@
 """Rows at a trainer, with their optimizer state, updated as the store would, bit for bit.
 
-    rows    weights and state, in slots
-    update  one update of them: options, the sums of all ranks, the formulas
-    ranks   the messages between ranks
+    rows       weights and state, in slots
+    update     one update of the rows: options, the sums of all ranks, the formulas
+    ranks      the messages between ranks
+    on_device  gradients on a device that the store has lent
 
-Hot rows (`hotcold`) and rows of a run ahead of the store (`write_behind`) share it.
+Two packages use it: `hotcold`, for hot rows, and `write_behind`, for the rows of a run ahead of the
+store.
 """

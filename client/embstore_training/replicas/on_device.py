@@ -1,7 +1,7 @@
 """Gradients of a trainer's rows on a device that a store has lent (`embstore.handles.lent`).
 
-The counterpart of `bags` and `update`, which work on arrays of the host: the distinct keys with a
-gradient, and the sums of all ranks.
+This module finds the distinct keys with a gradient, and adds the sums of all ranks. `bags` and
+`update` do the same for arrays on the host.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from embstore_training.replicas.update import Sums, Trained, agreed, check_rates
 
 
 class Occurring(NamedTuple):
-    """Gradients of a step's distinct keys, without those that have none."""
+    """Gradients of a step's distinct keys, without keys that have none."""
 
-    positions: NDArray[np.int64] | None  # (u,) ascending, of the keys; None: all
+    positions: NDArray[np.int64] | None  # (u,) ascending, of the keys; None: of all keys
     rows: Any  # (n, dim), or (bags, dim)
-    inverse: NDArray[np.int32] | None = None  # (n,), of which of them; None: once, in order
+    inverse: NDArray[np.int32] | None = None  # (n,), index of each row's key; None: 0, 1, 2, ...
     bags: Bags | None = None
 
     def at(self, slots: Slots, dim: int) -> SlotGradients:
-        """Return them as gradients of slots, (u,)."""
+        """Return these gradients as gradients of slots, (u,)."""
         return SlotGradients(slots, dim, self.rows, self.inverse, self.bags)
 
 
@@ -38,8 +38,8 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
 
     Raises
     ------
-    InvalidArgumentError : not as many gradients as there are keys, or bags; an index beyond the
-        keys; bags with wrong offsets.
+    InvalidArgumentError : the number of gradients differs from the number of keys or bags; an index
+        is beyond the keys; or bags have wrong offsets.
     """
     rows, count = as_gradients(given, once, of, table), len(once.keys)
     if isinstance(rows, SomeGradients):
@@ -55,7 +55,7 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
     occurs[of.inverse] = True
     if occurs.all():
         return Occurring(None, rows, of.inverse, of.bags)
-    numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # of those that occur
+    numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # of the keys that occur
     return Occurring(np.flatnonzero(occurs), rows, numbers[of.inverse], of.bags)
 
 
@@ -67,11 +67,12 @@ def agreed_on_device(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks as `agreed` does; a single rank's stay on the device.
+    """Return the scaled sums of all ranks as `agreed`; sums of a single rank stay on the device.
 
     Parameters
     ----------
-    keys, summed : this rank's, by table; a single rank's scaled by `options`, one of several's not
+    keys, summed : this rank's keys and sums, by table. The sums of a single rank are scaled by
+        `options`; the sums of one of several ranks are not
 
     Raises
     ------

@@ -1,11 +1,11 @@
-"""The messages between ranks that train their replicas alike, through the caller's all-gather.
+"""The messages between ranks that update their replicas equally, through the caller's all-gather.
 
-The trainers meet without the store: in the hot phases of a hot/cold run, and where they run ahead
-of the store. A **hook** of the caller, `all_gather(x)`, returns the shares of all ranks, in rank
-order, as `torch.distributed.all_gather_object` does. A share has the same form for every purpose:
-by table, keys (k,) int64 and rows (k, d) float32. A rank also names its purpose, as numbers under
-the name NUMBERS, which no table can have: so ranks that are not at the same place, or update with
-other options, are found out where they meet, and not by a digest that is wrong.
+The trainers exchange these messages without the store: in the hot phases of a hot/cold run, and in
+runs that are ahead of the store. A **hook** of the caller, `all_gather(x)`, returns the shares of
+all ranks, in rank order, as `torch.distributed.all_gather_object` does. A share has the same form
+for every purpose: by table, keys (k,) int64 and rows (k, d) float32. A rank also sends its purpose,
+as numbers under the name NUMBERS, which no table can have. So ranks that are at different points,
+or update with different options, are detected in the exchange, and not later by a wrong digest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,27 +18,27 @@ from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError, RankFailedError
 
 Share = dict[str, tuple[Keys, Rows]]
-"""By table, keys (k,) and a row for each, (k, d)."""
+"""By table, keys (k,) and a row for each key, (k, d)."""
 
 AllGather = Callable[[Share], Sequence[Mapping[str, tuple[Keys, Rows]]]]
-"""Returns every rank's share, in rank order; blocks until all ranks have called it."""
+"""A function that returns every rank's share, in rank order; it blocks until all call it."""
 
 NUMBERS = ""
 
 
 class Verb(IntEnum):
-    """The purposes for which ranks meet."""
+    """The purposes for which ranks exchange messages."""
 
     BEGIN = 0  # to compare their hot sets
     PHASE = 1  # to agree on the kind and length of the next phase
     UPDATE = 2
     RELEASE = 3
     SKIP = 4
-    REFRESH = 5  # to exchange which rows mixed steps have touched
-    RATES = 6  # to take rank 0's learning rates, once the rows are here
+    REFRESH = 5  # to exchange which rows mixed steps have changed
+    RATES = 6  # to adopt rank 0's learning rates, after the rows were pulled
     EXCHANGE = 7  # to push before the phase ends
     PUSHED = 8  # rank 0 has sent the hot rows to the store
-    FAILED = 9  # it could not
+    FAILED = 9  # rank 0 could not send the hot rows
 
 
 class Message(NamedTuple):
@@ -73,14 +73,15 @@ def meet(
     numbers: Sequence[int] = (),
     share: Share | None = None,
 ) -> list[Message]:
-    """Return every rank's message, in rank order; without a hook, there is one rank.
+    """Send this rank's message, and return every rank's message, in rank order. Without a hook
+    there is only this rank.
 
-    A rank that sends FAILED may find the others here for any purpose.
+    A rank that sends FAILED accepts any purpose of the other ranks.
 
     Raises
     ------
-    RankFailedError : a rank says that it failed.
-    InvalidArgumentError : ranks are not here for the same.
+    RankFailedError : a rank reports that it failed.
+    InvalidArgumentError : ranks sent different purposes.
     """
     share = share or {}
     if all_gather is None:
@@ -98,7 +99,7 @@ def meet(
 
 
 def others_than(wanted: list[int], messages: Iterable[list[int]]) -> list[int]:
-    """Return the ranks that sent other numbers."""
+    """Return the ranks that sent numbers other than `wanted`."""
     return [rank for rank, numbers in enumerate(messages) if numbers != wanted]
 
 

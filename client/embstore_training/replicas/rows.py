@@ -1,7 +1,7 @@
 """Weights and optimizer state of rows at a trainer, in slots.
 
-FAE (Adnan et al., VLDB 2022) leaves the state behind; here a row's weights and state are read and
-written together.
+FAE (Adnan et al., VLDB 2022) does not transfer the optimizer state. Here the weights and the state
+of a row are read and written together.
 """
 
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ Slots = NDArray[np.int64]
 
 
 class TrainersRows(Protocol):
-    """Weights and state of one table's rows at a trainer, by slot, in any memory; `HostRows`
+    """Weights and state of one table's rows at a trainer, by slot, in any memory. `HostRows`
     describes each method."""
 
     def take(self, slots: Slots) -> Any: ...
@@ -40,20 +40,20 @@ class HostRows:
         return np.zeros(shape, np.float32)
 
     def take(self, slots: Slots) -> Any:
-        """Return the weights of slots, (n, dim), as the trainer computes with them, a copy."""
-        # No slot is clipped; but to look for one that is out of range takes longer than the copy.
+        """Return a copy of the weights of slots, (n, dim), in the trainer's memory."""
+        # No slot is out of range, so none is clipped; mode="raise" would take longer than the copy.
         return self._weights.take(slots, axis=0, mode="clip")
 
     def read(self, slots: Slots) -> tuple[Rows, Rows]:
-        """Return weights and state of slots, copies on the host."""
+        """Return copies of the weights and state of slots, on the host."""
         return self.take(slots), self._state.take(slots, axis=0, mode="clip")
 
     def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return weights and state of distinct slots after an update; nothing changes.
+        """Return the weights and state of distinct slots after an update; nothing changes.
 
         Raises
         ------
-        DeviceError : this thread flushes denormals.
+        DeviceError : this thread flushes denormals to zero, so its results would have other bits.
         """
         weights, state = self.read(slots)
         update_rows(self._kind, weights, state, np.arange(len(slots)), gradients, scalars)
@@ -64,12 +64,12 @@ class HostRows:
 
         Raises
         ------
-        DeviceError : this thread flushes denormals; nothing has changed.
+        DeviceError : this thread flushes denormals to zero; nothing has changed.
         """
         update_rows(self._kind, self._weights, self._state, slots, gradients, scalars)
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set weights and state of distinct slots, to arrays from `updated` or of the host."""
+        """Set weights and state of distinct slots, to arrays from `updated` or host arrays."""
         self._weights[slots] = weights
         self._state[slots] = state
 

@@ -1,7 +1,8 @@
 """One update of rows at trainers: its options, the sums of all ranks, and the updated rows.
 
-Ranks compare before they add. Options that differ are a caller's mistake, which all may correct; a
-t or a rate that differs means that their replicas are no longer alike, and nothing may be added.
+Ranks compare before they add. Different options are a caller's mistake, and all ranks can try again
+with the right ones. A different t or rate means that the replicas of the ranks differ, and nothing
+may be added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,7 @@ class Sums(NamedTuple):
 
 
 def checked(options: UpdateOptions) -> UpdateOptions:
-    """Return options as numbers that fp32 has, or raise InvalidArgumentError."""
+    """Return options with their numbers rounded to fp32, or raise InvalidArgumentError."""
     one_of(options.on_nonfinite, "on_nonfinite", ("refuse", "skip"))
     rate = options.learning_rate
     if rate is not None:
@@ -49,14 +50,14 @@ def checked(options: UpdateOptions) -> UpdateOptions:
 
 
 def numbers_of(options: UpdateOptions, tables: Iterable[str]) -> list[int]:
-    """Return options as ranks compare them."""
+    """Return options as a list of integers, which ranks compare."""
     rates = [options.rate_of(name) for name in sorted(tables)]
     bits = [number for rate in rates for number in (int(rate is None), float_bits(rate or 0.0))]
     return [*bits, float_bits(options.gradient_scale), int(options.on_nonfinite == "skip")]
 
 
 class Trained(NamedTuple):
-    """A table as ranks compare it, before an update."""
+    """The properties of a table that ranks compare before an update."""
 
     config: TableConfig
     t: int
@@ -69,19 +70,19 @@ def agreed(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks, by table; None: rule 9 refuses one, and the
-    update is skipped.
+    """Return the scaled sums of all ranks, by table; None: rule 9 refuses a sum, and the update is
+    skipped.
 
     Parameters
     ----------
     own : this rank's gradients, each key once
-    options : `checked`
+    options : the update's options, as returned by `checked`
     tables : all tables of the replica
 
     Raises
     ------
-    InvalidArgumentError : a sum that rule 9 refuses and that is not to be skipped; a rate that an
-        optimizer does not take; ranks that give other options, or whose replicas differ.
+    InvalidArgumentError : rule 9 refuses a sum, and the update is not to be skipped; an optimizer
+        does not accept a learning rate; or ranks have different options or different replicas.
     """
     numbers, rates = numbers_of(options, tables), []
     for name in sorted(tables) if all_gather is not None else ():
@@ -100,7 +101,7 @@ def agreed(
 def check_rates(
     names: Iterable[str], options: UpdateOptions, tables: Mapping[str, Trained]
 ) -> None:
-    """Check that the optimizers of some tables take the rate that is given, if one is."""
+    """Check that the optimizers of some tables accept the learning rate in the options, if any."""
     for name in names:
         given = options.rate_of(name)
         if given is not None:
@@ -109,8 +110,8 @@ def check_rates(
 
 
 def is_accepted(name: str, sums: Sums, options: UpdateOptions) -> bool:
-    """Return whether rule 9 accepts a table's scaled sums; if not, the update is skipped, or
-    refused by InvalidArgumentError."""
+    """Return whether rule 9 accepts a table's scaled sums. If not, and the update is not to be
+    skipped, raise InvalidArgumentError."""
     wrong = unaccepted(*sums)
     if wrong and options.on_nonfinite != "skip":
         raise refused_gradient(name, *wrong[0])
@@ -120,19 +121,19 @@ def is_accepted(name: str, sums: Sums, options: UpdateOptions) -> bool:
 def updated(
     rows: TrainersRows, table: Trained, slots: Slots, gradients: Rows, options: UpdateOptions
 ) -> tuple[Any, Any]:
-    """Return weights and state of distinct slots after one more update of a table.
+    """Return the weights and state of distinct slots after one more update of a table.
 
     Raises
     ------
     InvalidArgumentError : t cannot grow.
-    DeviceError : this thread flushes denormals.
+    DeviceError : this thread flushes denormals to zero.
     """
     return rows.updated(slots, gradients, scalars_of(table, options))
 
 
 def scalars_of(table: Trained, options: UpdateOptions) -> Rows:
-    """Return the scalars of one more update of a table, or raise InvalidArgumentError: t cannot
-    grow."""
+    """Return the optimizer's scalars for one more update of a table. Raise InvalidArgumentError if
+    t cannot grow."""
     t = table.t + 1
     if t > UINT64_MAX:
         raise InvalidArgumentError(
@@ -145,7 +146,7 @@ def scalars_of(table: Trained, options: UpdateOptions) -> Rows:
 
 
 def check_alike(messages: list[Message], options: list[int], tables: list[int]) -> None:
-    """Check that all ranks update alike replicas alike."""
+    """Check that all ranks have equal options, and equal t and learning rate per table."""
     count = len(options)
     if others := others_than(options, (t.numbers[:count] for t in messages)):
         raise InvalidArgumentError(
@@ -166,7 +167,7 @@ def scaled(shares: list[Share], gradient_scale: float) -> dict[str, Sums]:
     for name in names:
         parts = [share[name] for share in shares if name in share]
         keys, total = parts[0] if len(parts) == 1 else _added(parts)
-        # Times 1 every number is itself: a copy is saved, and sums are not changed later.
+        # A factor of 1 changes no number. A copy is saved, since sums are not changed later.
         sums[name] = Sums(keys, total if gradient_scale == 1 else scale_sums(total, gradient_scale))
     return sums
 

@@ -1,4 +1,4 @@
-"""The calls of steps in a run with waits="none": rows that are here, updates applied here."""
+"""The calls of steps in a run with waits="none": rows and updates are kept at the trainer."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -27,7 +27,7 @@ from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
 
 _ANSWER_S = 1.0
-"""How long the end of a run that failed waits for a sign of life, where steps are on their way."""
+"""Seconds that the end of a failed run waits for any answer, if steps are being sent."""
 
 _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
@@ -37,14 +37,14 @@ class _Flight:
     """The state of one step, apart from its batch."""
 
     placed: dict[str, Placed]
-    is_expected: bool = False  # Its rows have been asked for, if there are any to ask for.
-    came: "Future[list[ArrivedRows]] | None" = None  # None: there are none, or they are admitted.
+    is_expected: bool = False  # Its new rows have been requested, if it has any.
+    came: "Future[list[ArrivedRows]] | None" = None  # The new rows; None: it has none.
     is_admitted: bool = False
-    asked_on: bool = False  # The steps after it have been asked for.
+    asked_on: bool = False  # The rows of the steps after it have been requested.
 
 
 class WriteBehind(SessionExchange):
-    """The calls that steps make. The loop's thread, but for `prepare`."""
+    """The calls that steps make. The loop's thread, except for `prepare`."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class WriteBehind(SessionExchange):
         self._depth, self._all_gather = depth, all_gather
         self._readers = Workers(depth, "embstore-reader")
         self._sending: Sending | None = None  # None before the first loop.
-        self._slots: dict[str, TableSlots] = {}  # The reader's thread.
-        self._is_torn = False  # An interrupt has left an update applied, and not sent.
+        self._slots: dict[str, TableSlots] = {}  # For the reader's thread.
+        self._is_torn = False  # An interrupt came after an update was applied, before it was sent.
 
     # A loop
 
     def begin_loop(self) -> None:
-        """Drop all rows, and read t and rates: all steps before are finished.
+        """Drop all rows, and read t and rates. All earlier steps must be finished.
 
         Raises
         ------
-        InvalidArgumentError : they are not: sending one has failed.
+        InvalidArgumentError : an earlier step is not finished, because sending it has failed.
         """
         if self._sending is not None:
             if self._sending.has_failed:
@@ -99,22 +99,22 @@ class WriteBehind(SessionExchange):
             ahead.fail(failure)
 
     def prepare(self, entry: Entry) -> None:
-        """Give the keys of the next step their slots. The reader's thread."""
+        """Assign slots to the keys of the next step. The reader's thread."""
         slots = self._slots
         entry.flight = _Flight(
             {name: slots[name].place(keys, entry.number) for name, keys in entry.keys.items()}
         )
 
     def begin(self, entry: Entry) -> None:
-        """Take up this step, whose rows have been asked for; a loop's first step asks for them now,
-        and for the rows of the next ones."""
+        """Begin a step. Its rows have been requested already, except for a loop's first step: it
+        requests its own rows and those of the next steps now."""
         self._current = entry
         if not entry.flight.is_expected:
             self._ask(entry)
             self._ask_on(entry)
 
     def _ask_on(self, entry: Entry) -> None:
-        """Ask for the rows of the next steps, as far as they are announced."""
+        """Request the rows of the next steps, as far as they are announced."""
         entry.flight.asked_on = True
         for following in self.ahead.announced(self._depth) if self.ahead is not None else ():
             if following.number <= entry.number + self._depth:
@@ -129,7 +129,7 @@ class WriteBehind(SessionExchange):
                 flight.came = self._readers.submit(lambda: self._read(entry))
 
     def _read(self, entry: Entry) -> list[ArrivedRows]:
-        """Read the new rows of a step, and put them in place. Any thread."""
+        """Read the new rows of a step, and write them to their slots. Any thread."""
         rows, placed, read = self._rows, entry.flight.placed, self.sessions.read_step
         new = {name: places.new for name, places in placed.items() if len(places.new)}
 
@@ -148,7 +148,7 @@ class WriteBehind(SessionExchange):
     def close(self, failure: BaseException | None) -> None:
         """Wait until the sent steps are acknowledged, and end the threads.
 
-        After a failure it waits as long as the store answers at all.
+        After a failure this waits only if the store still answers.
         """
         try:
             if failure is not None and self._sending is not None and self._sending.is_behind:
@@ -170,13 +170,13 @@ class WriteBehind(SessionExchange):
     # A step
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return rows made from a step's distinct rows, which are here or on their way."""
+        """Return rows made from a step's distinct rows, which are here or have been requested."""
         rows = self.rows(entry)
         self.send_for_next()
         return made(rows, entry, forms)
 
     def send_for_next(self, most: int | None = None) -> None:
-        """Let threads send and ask, now that the loop begins to compute."""
+        """Let threads send steps and request rows, now that the loop begins to compute."""
         if self._sending is not None:
             self._sending.go_on()
         if not self._current.flight.asked_on:
@@ -205,11 +205,11 @@ class WriteBehind(SessionExchange):
             return []
         try:
             return flight.came.result()
-        except DeadlineError:  # it was asked long before the step's turn
+        except DeadlineError:  # the call began long before the step's turn
             return self._read(entry)
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
-        """Return sums by key, which are applied here: on the host."""
+        """Return sums by key, on the host, where they are applied."""
         return super()._sent(table, entry, of, on_host(values))
 
     def _finished(
@@ -219,9 +219,9 @@ class WriteBehind(SessionExchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Finish a step as "updated", "released" or "skipped" here, and send it to the store.
+        """Finish a step here as "updated", "released" or "skipped", and send it to the store.
 
-        Waits only while `depth` steps are not acknowledged.
+        This waits only while `depth` steps are not acknowledged.
         """
         with self._times.part("send"):
             assert self._sending is not None, "the loop has begun"
@@ -240,7 +240,7 @@ class WriteBehind(SessionExchange):
             self._is_torn = True
             try:
                 is_applied = self._rows.update(number, given, options)
-            except InvalidArgumentError:  # refused whole
+            except InvalidArgumentError:  # refused as a whole
                 self._is_torn = False
                 raise
             judged = OwnUpdate(checksum, is_finite=is_applied)
@@ -255,9 +255,9 @@ class WriteBehind(SessionExchange):
     def _own(
         self, entry: Entry, sums: Mapping[str, Any], options: UpdateOptions
     ) -> tuple[dict[str, Any], dict[str, StepSums]]:
-        """Return copies of a step's sums: as they are sent, and as they are applied.
+        """Return two copies of a step's sums: in the form to send, and in the form to apply.
 
-        Raises InvalidArgumentError: any error that the store would raise.
+        Raises InvalidArgumentError for every mistake that the store would refuse.
         """
         parts = tuple(step_gradients(name, given) for name, given in sums.items())
         command = checked(c.UpdateStep(self._session.member, entry.number, parts, options))

@@ -1,9 +1,9 @@
 """A run with waits="none" whose rows in flight are in the memory of the store's device.
 
 The store is in the same process, and lends its device (`embstore.handles.lent`). The loop looks up,
-sums and updates there, and sends the sums, as they lie there. Three things pass through the host:
-new rows on their way from the store, copies for the checksum of a step's rows, in the thread that
-sends the step, and, with several ranks, the sums that meet in the caller's hook.
+sums and updates rows on the device, and sends the sums from there. Three things pass through the
+host: new rows on their way from the store; copies for the checksum of a step's rows, made in the
+thread that sends the step; and, with several ranks, the sums for the caller's all-gather hook.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ from embstore_training.write_behind.slots import Placed
 
 
 class DeviceRowsInFlight(RowsInFlight):
-    """The rows in flight on a device; see `RowsInFlight`. Gradients of `StepSums` are `SlotSums`: a
-    single rank's are scaled, the gradients of one of several are not."""
+    """The rows in flight on a device; see `RowsInFlight`. Gradients of `StepSums` are `SlotSums`.
+    They are scaled in a run of a single rank, and not scaled in a run of several ranks."""
 
     def __init__(
         self,
@@ -47,8 +47,7 @@ class DeviceRowsInFlight(RowsInFlight):
     def made(
         self, placed: Mapping[str, Placed], once: Mapping[str, OnceKeys], forms: Forms
     ) -> dict[str, Any]:
-        """Return the weights of a step's keys in the units of `forms`, by table, new arrays of the
-        device."""
+        """Return weights in the units of `forms`, by table, as new arrays on the device."""
         return {t: self._made(t, placed[t].slots, once[t], of) for t, of in forms.items()}
 
     def _made(self, table: str, slots: Slots, once: OnceKeys, of: Of) -> Any:
@@ -92,13 +91,13 @@ class DeviceWriteBehind(WriteBehind):
         return rows
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
-        """Return gradients as they are given, checked: they are summed together."""
+        """Return gradients unchanged, but checked: all tables are summed together later."""
         return occurring(table, entry.once[table], of, values)
 
     def _own(
         self, entry: Entry, sums: Mapping[str, Occurring], options: UpdateOptions
     ) -> tuple[dict[str, Any], dict[str, StepSums]]:
-        """Return a step's sums: as they are sent, and as they are applied."""
+        """Return a step's sums twice: in the form to send, and in the form to apply."""
         of_slots, keys = {}, {}
         for name, given in sums.items():
             chosen = slice(None) if given.positions is None else given.positions
@@ -126,7 +125,8 @@ def exchange_of(
     rows: RowsWhere,
     behind: Behind | None,
 ) -> SessionExchange:
-    """Return the exchange of a run's steps; `behind`: it does not wait for updates."""
+    """Return the exchange of a run's steps. `behind` has the options of a run that does not wait
+    for updates; None: it waits."""
     how = sessions, session, times
     if behind is None:
         return SessionExchange(*how, rows)

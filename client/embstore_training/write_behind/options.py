@@ -9,8 +9,9 @@ from embstore.handles.sessions import Sessions
 from embstore_training.replicas.ranks import AllGather, CheckedGather
 
 DEPTH = 4
-"""The default number of steps that are not acknowledged: while the network takes this many steps'
-time for an answer a trainer goes on, if it computes for a quarter of that in a step."""
+"""The default number of steps that may be unacknowledged. If the network takes as long as four
+steps for an answer, the trainer still never waits, provided that it computes for a quarter of that
+time per step."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,17 @@ class Behind:
 
     depth: int
     all_gather: AllGather | None
-    """The hook of several ranks."""
+    """The all-gather hook of several ranks; None: there is one rank."""
 
 
 def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:
-    """Check the arguments of a run; None: it waits for late rows.
+    """Check the arguments of a run, and return its options; None: it waits for late rows.
 
     Raises
     ------
-    InvalidArgumentError : `waits` is neither "late" nor "none"; `depth` or `all_gather` without
-        "none"; with it a depth above `lookahead`, several ranks without `all_gather`, or a
-        connection that rounds rows.
+    InvalidArgumentError : `waits` is neither "late" nor "none". With "late": `depth` or
+        `all_gather` was passed. With "none": a depth above `lookahead`, several ranks without
+        `all_gather`, or a connection that rounds rows.
     """
     depth, all_gather, world_size = options.depth, options.all_gather, options.world_size
     one_of(options.waits, "waits", ("late", "none"))

@@ -1,23 +1,23 @@
-"""Positions of a step's rows, in pieces that a call may ask for."""
+"""Positions of a step's rows, in pieces that fit into one call."""
 
 from collections.abc import Iterator, Mapping
 
 from embstore.arrays import Inverse
 
 Wanted = dict[str, Inverse]
-"""By table, (n,) ascending positions."""
+"""By table, ascending positions, (n,)."""
 
 
 def pieces(
     wanted: Mapping[str, Inverse], row_bytes: Mapping[str, int], bytes_max: int
 ) -> Iterator[Wanted]:
-    """Yield all positions in order, as many at a time as have rows of at most `bytes_max`, but
-    always one.
+    """Yield all positions in order, in pieces whose rows have at most `bytes_max` bytes. A piece
+    has at least one position.
 
     Parameters
     ----------
     wanted : (n,) positions by table
-    row_bytes : for each table, the bytes of one row as it travels
+    row_bytes : by table, the bytes of one row in a message
     """
     piece: Wanted = {}
     left = bytes_max

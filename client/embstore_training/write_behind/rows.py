@@ -1,19 +1,19 @@
-"""The rows in flight: the rows of the last steps, as of the step that the loop is at.
+"""The rows in flight: the rows of the last steps, in their state at the loop's present step.
 
-They are held in slots that the reader's thread has assigned (`slots`). A step goes through four
-hands, each time in the order of the steps but for the second:
+The reader's thread has assigned their slots (`slots`). The rows of a step pass four stages, each in
+the order of the steps, except for the second:
 
-    expected   there is room for its new rows: the loop, `depth` steps ahead
-    put        these have come, and are in their slots: a thread that asks for rows
-    admitted   other ranks' updates that they have not seen are applied: the loop, at its turn
-    updated    its update has changed its rows: the loop
+    expected   there is room for the step's new rows: the loop, `depth` steps ahead
+    put        the new rows have arrived, and are in their slots: a thread that requests rows
+    admitted   updates of other ranks that they lack are applied: the loop, at the step's turn
+    updated    the step's update has changed its rows: the loop
 
-**Rows may be put while the loop works.** The slots of a step's new rows have no other user by then:
-a key that has lost one was last used more than 2 depth steps before, and the loop has finished all
-steps up to depth + 1 before when it expects a step.
+**Rows can be put while the loop works.** At that time nothing else uses the slots of a step's new
+rows. A key that has lost such a slot was last used more than 2 depth steps before the step. When
+the loop expects a step, it has finished all steps up to the one that is depth + 1 steps earlier.
 
-**Checksums** are of the rows that an update is applied to. The loop copies these, which takes a
-fraction of the time; the thread that sends the step computes with them.
+**Checksums** are of the rows to which an update is applied. The loop only copies these rows, which
+takes a fraction of the time. The thread that sends the step computes the checksum of the copies.
 """
 
 import threading
@@ -39,7 +39,7 @@ POSITION_BYTES = 4
 
 
 class StepSums(NamedTuple):
-    """One table's gradients of a step, by key, as they are sent."""
+    """One table's gradients of a step, by key, in the form in which they are sent."""
 
     keys: Keys  # (n,), distinct
     gradients: Rows  # (n, dim)
@@ -47,17 +47,17 @@ class StepSums(NamedTuple):
 
 
 class ArrivedRows(NamedTuple):
-    """New rows of a step that have been put in place, by one call, as of one step."""
+    """New rows of a step that one call has read, and that are in their slots."""
 
-    last_step: int  # that they are as of
+    last_step: int  # the last step whose update they include
     slots: dict[str, Slots]  # by table
 
 
 class _Update(NamedTuple):
-    """One update of one table by all ranks, for rows that come later."""
+    """One update of one table by all ranks, kept for rows that arrive later."""
 
     sums: Sums
-    scalars: Rows  # of its optimizer
+    scalars: Rows  # of the optimizer
 
 
 Copies = Mapping[str, Callable[[], tuple[Rows, Rows]]]
@@ -65,28 +65,28 @@ Copies = Mapping[str, Callable[[], tuple[Rows, Rows]]]
 
 
 class Checksum:
-    """The checksum of a step's rows, computed when it is asked for
-    (`embstore.commands.RowsChecksum`). Any thread.
+    """The checksum of a step's rows, computed on request (`embstore.commands.RowsChecksum`). Any
+    thread.
 
-    The rows are kept as long as the step may be sent again: a cluster that grows asks for the
-    checksum of all rows first, and then for one of each shard's.
+    The rows are kept as long as the step may be sent again: when a cluster grows, the checksum of
+    all rows is requested first, and then one for each shard.
     """
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
 
     def __index__(self) -> int:
-        """Return it (`embstore.arithmetic.checksum`)."""
+        """Return the checksum of all rows (`embstore.arithmetic.checksum`)."""
         return checksum(copies() for copies in self._copies.values())
 
     def of(self, positions: Mapping[str, Inverse]) -> int:
-        """Return the checksum of some rows of every table."""
+        """Return the checksum of the rows at some positions of every table."""
         rows = ((positions[name], *copies()) for name, copies in self._copies.items())
         return checksum((weights[places], state[places]) for places, weights, state in rows)
 
 
 MakeRows = Callable[[TableConfig, int], TrainersRows]
-"""Makes slots for a number of rows of a table."""
+"""A function that makes slots for a number of rows of a table."""
 
 
 class Table:
@@ -96,8 +96,8 @@ class Table:
         self.config = described.config
         self.t = described.t
         self.rows = make_rows(described.config, 0)
-        self.keys = np.empty(0, np.int64)  # of each slot; EMPTY_KEY: none. Of several ranks only.
-        self._guard = threading.Lock()  # Rows that are put while there is made room would be lost.
+        self.keys = np.empty(0, np.int64)  # Key of each slot, or EMPTY_KEY. For several ranks only.
+        self._guard = threading.Lock()  # Rows that are put while arrays grow would be lost.
 
     @property
     def trained(self) -> Trained:
@@ -116,7 +116,7 @@ class Table:
             self.rows.write(slots, weights, state)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return the slots of the keys that are here, and which these are."""
+        """Return the slots of the keys that are here, and a mask of these keys, (n,)."""
         occupied = np.flatnonzero(self.keys != EMPTY_KEY)
         places = places_in(self.keys[occupied], keys)
         is_here = places >= 0
@@ -124,7 +124,7 @@ class Table:
 
 
 class RowsInFlight:
-    """The rows in flight of a session's tables. The loop's thread, but where it says otherwise."""
+    """The rows in flight of a session's tables. The loop's thread, unless a method allows any."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class RowsInFlight:
         all_gather: AllGather | None,
         make_rows: MakeRows = HostRows,
     ) -> None:
-        """Begin without rows. `tables` are as of the last finished step."""
+        """Begin without rows. `tables` are in their state after the last finished step."""
         self._tables = {name: Table(described, make_rows) for name, described in tables.items()}
         self._all_gather = all_gather
         self._updates: deque[tuple[int, dict[str, _Update]]] = deque(maxlen=window)
@@ -141,7 +141,7 @@ class RowsInFlight:
 
     @property
     def t(self) -> dict[str, int]:
-        """Each table's t here."""
+        """Each table's t at the trainer."""
         return {name: table.t for name, table in self._tables.items()}
 
     def dim(self, name: str) -> int:
@@ -149,19 +149,19 @@ class RowsInFlight:
         return self._tables[name].config.dim
 
     def gradient_bytes(self, name: str) -> int:
-        """Return the bytes of a gradient of a table."""
+        """Return the size of one gradient of a table in bytes."""
         return VALUE_BYTES * self.dim(name)
 
     @property
     def row_bytes(self) -> dict[str, int]:
-        """For each table: bytes of a row where it travels, and of its position."""
+        """For each table, the bytes of a row with its position in a message."""
         return {
             name: POSITION_BYTES + VALUE_BYTES * (table.config.dim + table.config.state_dim)
             for name, table in self._tables.items()
         }
 
     def expect(self, placed: Mapping[str, Placed]) -> None:
-        """Make room for the new rows of a step, which may be put from now on."""
+        """Make room for the new rows of a step, which can be put from now on."""
         for name, places in placed.items():
             table = self._tables[name]
             table.make_room(places.slot_count)
@@ -173,9 +173,9 @@ class RowsInFlight:
         wanted: Mapping[str, Inverse],
         records: StepRecords,
     ) -> list[ArrivedRows]:
-        """Put the rows at some positions of a step in place. Any thread.
+        """Write rows at some positions of a step to their slots. Any thread.
 
-        wanted : the positions that were asked for, (n,) by table
+        wanted : the positions that were requested, (n,) by table
         """
         put: dict[str, Slots] = {}
         for part in records.tables:
@@ -190,9 +190,9 @@ class RowsInFlight:
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[ArrivedRows]
     ) -> None:
-        """Bring the rows of a step, all of which have been put, to the state of its turn."""
+        """Bring the rows of a step to their state at its turn. All of them have been put."""
         if self._all_gather is None:
-            return  # none that has come has missed an update, and none is looked for by its key
+            return  # no new row lacks an update, and no row is searched by its key
         for name, places in placed.items():
             self._tables[name].keys[places.slots] = keys[name]
         for rows in came:
@@ -202,18 +202,18 @@ class RowsInFlight:
                         self._catch_up(self._tables[name], slots, updates[name])
 
     def _catch_up(self, table: Table, slots: Slots, update: _Update) -> None:
-        """Apply an update that rows have not seen, to the rows that it names."""
+        """Apply an update that rows lack, to those of them that it changes."""
         places = places_in(table.keys[slots], update.sums.keys)
         is_named = places >= 0
         gradients = update.sums.gradients[is_named]
         table.rows.update(slots[places[is_named]], gradients, update.scalars)
 
     def lookup(self, placed: Mapping[str, Placed]) -> dict[str, Any]:
-        """Return the weights of a step's keys, (u, dim) by table, the caller's to keep."""
+        """Return the weights of a step's keys, (u, dim) by table, as copies for the caller."""
         return {name: self._tables[name].rows.take(places.slots) for name, places in placed.items()}
 
     def checksum(self, placed: Mapping[str, Placed]) -> Checksum:
-        """Return the checksum of a step's rows as they are now."""
+        """Return an object for the checksum of a step's rows in their present state."""
         return Checksum(
             {name: self._copies(self._tables[name].rows, of.slots) for name, of in placed.items()}
         )
@@ -227,7 +227,7 @@ class RowsInFlight:
 
         Raises
         ------
-        InvalidArgumentError : see `replicas.update.agreed`; t cannot grow. Nothing has changed.
+        InvalidArgumentError : see `replicas.update.agreed`; or t cannot grow. Nothing has changed.
         """
         options = checked(options)
         trained = {name: table.trained for name, table in self._tables.items()}
@@ -262,7 +262,7 @@ class RowsInFlight:
 
 
 def places_in(known: Keys, keys: Keys) -> Slots:
-    """Return where each of some keys is among distinct others, -1 where it is not."""
+    """Return the index of each of `keys` in `known`, whose keys are distinct; -1: absent."""
     once, inverse = unique(np.concatenate([known, keys]))
     places = np.full(len(once), -1)
     places[inverse[: len(known)]] = np.arange(len(known))

@@ -1,19 +1,21 @@
 """Finished steps on their way to the store: sent in order, at most `depth` not acknowledged.
 
-Several calls are out at once, as one at a time would take a journey of the network for each step.
-The store finishes them in the order of their numbers, whichever comes first. Their gradients are
-held there until then, so no more are out together than one call may have, but always one.
+Several calls run concurrently, since calls one after the other would take a network round trip per
+step. The store finishes the steps in the order of their numbers, whichever arrives first. It keeps
+their gradients until then. So the steps that are being sent have together at most as many bytes as
+one call may have, but there is always at least one.
 
-The first failure is kept: no step is sent after it, and the next call that sends or waits raises
+The first failure is kept. No step is sent after it, and the next call that sends or waits raises
 it.
 
-A step is in the queue or it is not: its threads take steps from there themselves. An interrupt
-(Ctrl-C) within `send` leaves no step behind that no thread takes, and for which the end of the run
-would wait; at most its threads have not been woken, which `synchronize` does.
+The sending threads take steps from the queue themselves, so a step is either in the queue or not.
+An interrupt (Ctrl-C) within `send` therefore cannot leave a step that no thread takes, and for
+which the end of the run would wait. At worst the threads have not been woken, which `synchronize`
+does.
 
 **Priority.** A thread that begins a call needs the interpreter for a millisecond or two, and so
-does the loop, which begins the next step at once. A sent step therefore waits until the loop
-computes (`go_on`), or waits itself; but not for long, as the loop may do something else.
+does the loop, which begins the next step at once. So a step is not sent before the loop computes
+(`go_on`) or waits itself. The delay is bounded, as the loop may do something else.
 """
 
 import threading
@@ -25,7 +27,7 @@ from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
 
 _KEEP_BACK_S = 3e-3
-"""The longest time a step waits for the loop to go on: a few times that time for large steps."""
+"""Maximum seconds that a step waits for the loop to compute; a large step, a few times that."""
 
 
 class _Step(NamedTuple):
@@ -36,7 +38,7 @@ class _Step(NamedTuple):
 
 
 class Sending:
-    """The steps of one loop that are sent. Its methods are the loop's thread's."""
+    """The steps of one loop that are sent. Its methods are called in the loop's thread."""
 
     def __init__(
         self,
@@ -46,42 +48,42 @@ class Sending:
         finished: Callable[[int], object],
         failed: Callable[[BaseException], object],
     ) -> None:
-        """Send steps of `session`; `finished` is called, on any thread, with each acknowledged
-        step, and `failed`, once, with the error that ends sending."""
+        """Send steps of `session`. `finished` is called, in any thread, with each acknowledged
+        step. `failed` is called once, with the error that ends sending."""
         self._session, self._depth, self._bytes_max = session, depth, bytes_max
         self._finished, self._failed = finished, failed
-        lock = threading.Lock()  # Of all below.
+        lock = threading.Lock()  # Guards all fields below.
         self._done, self._given = threading.Condition(lock), threading.Condition(lock)
-        """For the loop, that a step is acknowledged; for a sender, that there is one for it."""
+        """`_done` notifies the loop of an acknowledged step, `_given` a sender of a waiting one."""
         self._gone_on = threading.Condition(lock)
-        self._is_kept_back = False  # The loop is between two computations.
+        self._is_kept_back = False  # Steps wait, because the loop is between two computations.
         self._waiting: deque[_Step] = deque()
-        self._out: dict[int, int] = {}  # Bytes of each step that is out, by number.
+        self._out: dict[int, int] = {}  # Bytes of each step that is being sent, by number.
         self._failure: BaseException | None = None
         self._is_stopped = False
-        for number in range(depth):  # daemons: a call that hangs keeps no process alive
+        for number in range(depth):  # daemon threads: a call that hangs keeps no process alive
             name = f"embstore-sender-{number}"
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def has_failed(self) -> bool:
-        """Whether something that was sent failed."""
+        """Whether sending a step has failed."""
         return self._failure is not None
 
     @property
     def is_behind(self) -> bool:
-        """Whether something that was sent is not acknowledged yet, and may still be."""
+        """Whether a sent step is not acknowledged yet, and still may be."""
         with self._done:
             return self._failure is None and not self._is_done()
 
     def make_room(self) -> None:
-        """Wait until one more step may be sent; raise the failure, if there was one."""
+        """Wait until one more step can be sent; raise the failure, if there was one."""
         self._wait_until(lambda: len(self._waiting) + len(self._out) < self._depth)
 
     def send(
         self, number: int, verb: str, size: int, send: Callable[[str], AcknowledgedUpdate]
     ) -> None:
-        """Send the next step, to be "updated", "released" or "skipped" by a call; return at
+        """Queue the next step, to be "updated", "released" or "skipped" by a call. Return at
         once."""
         with self._given:
             self._is_kept_back = True
@@ -89,8 +91,7 @@ class Sending:
             self._given.notify()
 
     def go_on(self) -> None:
-        """Release the steps that are held back, as the loop does not need its thread for a
-        while."""
+        """Let waiting steps be sent, as the loop does not need the interpreter for a while."""
         with self._gone_on:
             self._is_kept_back = False
             self._gone_on.notify_all()
@@ -122,7 +123,7 @@ class Sending:
             condition.notify_all()
 
     def _run(self) -> None:
-        """Send one step after the other. A thread's."""
+        """Send one step after the other. Runs in each sending thread."""
         while (step := self._next()) is not None:
             try:
                 self._session.finish(step.number, step.verb, step.send)
@@ -136,13 +137,13 @@ class Sending:
                 with self._done:
                     del self._out[step.number]
                     self._done.notify_all()
-                    self._given.notify()  # there may be room for another one
+                    self._given.notify()  # another step may fit now
                     if self._has_ended():
                         self._wake_all()
-            del step  # not kept while the next is waited for
+            del step  # free it before waiting for the next one
 
     def _next(self) -> _Step | None:
-        """Take the first step that waits, once the limits allow it; None: no more are sent."""
+        """Take the first waiting step, once the limits allow it; None: no more steps are sent."""
         with self._given:
             while not self._has_ended():
                 if self._has_room() and not self._is_kept_back:

@@ -1,13 +1,13 @@
-"""Which slot each key of a table's steps has, and which rows have to be asked for.
+"""The slots of the keys of a table's steps, and which rows have to be requested.
 
-A key has a slot from its first use until `window` steps have passed without one; then the slot is
-another key's. The keys that have one are kept in ascending order, with their slots and last steps,
-so that a step's keys are found by binary search: a few milliseconds for 20,000 keys among 160,000,
-in the reader's thread, which is `lookahead` steps ahead of the loop.
+A key has a slot from its first use until `window` steps have passed without a use. Then the slot is
+free for another key. The keys with slots are kept in ascending order, with their slots and last
+steps, so that a step's keys are found by binary search. That takes a few milliseconds for 20,000
+keys among 160,000, in the reader's thread, which is `lookahead` steps ahead of the loop.
 
-Slots are assigned in the order of the steps, and rows are put in them in the same order. A slot
-that step n gives to another key is not read for the old one any more: that would be by a step
-before n, which the loop has finished when it puts n's rows in place.
+Slots are assigned in the order of the steps, and rows are put in them in the same order. When step
+n assigns a slot to another key, the slot is no longer read for its old key: only a step before n
+could read it, and the loop has finished these steps when it puts n's rows in place.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,12 @@ from embstore_training.replicas.rows import Slots
 
 
 class Placed(NamedTuple):
-    """The slots of one table's keys of a step."""
+    """The slots of one table's keys in a step."""
 
     slots: Slots  # (u,), of the step's keys
-    new: Inverse  # ascending positions of the keys whose rows have to be asked for
-    freed: Slots  # slots that have lost their key, and may have another one of this step
-    slot_count: int  # slots that there are now
+    new: Inverse  # ascending positions of the keys whose rows have to be requested
+    freed: Slots  # slots that have lost their key; this step may have reused them
+    slot_count: int  # the number of slots now
 
 
 class TableSlots:
@@ -34,13 +34,13 @@ class TableSlots:
     def __init__(self, window: int) -> None:
         self._window = window
         self._keys = np.empty(0, np.int64)  # ascending
-        self._slots = np.empty(0, np.int64)  # of each
-        self._last = np.empty(0, np.int64)  # the last step that has it
+        self._slots = np.empty(0, np.int64)  # slot of each key
+        self._last = np.empty(0, np.int64)  # last step that has each key
         self._free = np.empty(0, np.int64)
         self._count = 0
 
     def place(self, keys: Keys, step: int) -> Placed:
-        """Give the keys of the next step, each once, their slots."""
+        """Assign slots to the distinct keys of the next step."""
         freed = self._expire(step)
         slots, is_known = np.empty(len(keys), np.int64), np.zeros(len(keys), np.bool_)
         if len(self._keys):

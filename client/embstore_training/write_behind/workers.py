@@ -1,4 +1,4 @@
-"""Threads that make calls for a loop: daemons, so that a call that hangs keeps no process alive."""
+"""Daemon threads that make calls for a loop: a call that hangs keeps no process alive."""
 
 import queue
 import threading
@@ -21,13 +21,13 @@ class Workers:
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True).start()
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Have `work` called; the future gets its result, or its error."""
+        """Have a thread call `work`; the future gets its result, or its error."""
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
 
     def stop(self) -> None:
-        """Call only functions that were submitted before; return at once."""
+        """Call only functions that are submitted by now; return at once."""
         for _ in range(self._count):
             self._jobs.put(None)
 
@@ -36,6 +36,6 @@ class Workers:
             future, work = job
             try:
                 future.set_result(work())
-            except BaseException as failure:  # the caller gets it by the future
+            except BaseException as failure:  # the future passes it to the caller
                 future.set_exception(failure)
-            del job, future, work  # not kept while the next is waited for
+            del job, future, work  # free them before waiting for the next one

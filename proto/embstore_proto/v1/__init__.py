@@ -1,1 +1,1 @@
-"""Version 1 of the wire. Only the .proto file is written by hand."""
+"""Version 1 of the wire protocol. Only the .proto file is written by hand."""

@@ -769,8 +769,8 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportProfile(self, request, context):
-        """Frequencies: which rows are asked for, and what the cache makes of it. No row changes, so none
-        of these has an Origin: any may be sent again.
+        """Frequencies: which rows are accessed how often, and how the cache uses that. No row changes, so
+        these calls have no Origin, and any of them can be sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -3082,10 +3082,11 @@ class Embstore(object):
 class StandbysStub(object):
     """---- Standbys
 
-    A standby has the tables of a leader, and their digests, by executing its commands. It asks with a
-    Follower, and is answered with a Leader: with the commit that it has to take over first, or with
-    none, where it can go on. Then it says which of the commit's files it wants, which come in that
-    order, and from there on the leader's command log comes, and is acknowledged.
+    A standby executes the commands of a leader, and so has its tables with equal digests. It sends a
+    Follower, and the leader answers with a Leader. If the standby first has to adopt a commit, the
+    answer has that commit, and the standby requests the commit's files that it needs; they are sent
+    in the requested order. If the standby can continue from its own state, the answer has no commit.
+    From there on the leader sends its command log, and the standby acknowledges it.
 
     """
 
@@ -3105,10 +3106,11 @@ class StandbysStub(object):
 class StandbysServicer(object):
     """---- Standbys
 
-    A standby has the tables of a leader, and their digests, by executing its commands. It asks with a
-    Follower, and is answered with a Leader: with the commit that it has to take over first, or with
-    none, where it can go on. Then it says which of the commit's files it wants, which come in that
-    order, and from there on the leader's command log comes, and is acknowledged.
+    A standby executes the commands of a leader, and so has its tables with equal digests. It sends a
+    Follower, and the leader answers with a Leader. If the standby first has to adopt a commit, the
+    answer has that commit, and the standby requests the commit's files that it needs; they are sent
+    in the requested order. If the standby can continue from its own state, the answer has no commit.
+    From there on the leader sends its command log, and the standby acknowledges it.
 
     """
 
@@ -3137,10 +3139,11 @@ def add_StandbysServicer_to_server(servicer, server):
 class Standbys(object):
     """---- Standbys
 
-    A standby has the tables of a leader, and their digests, by executing its commands. It asks with a
-    Follower, and is answered with a Leader: with the commit that it has to take over first, or with
-    none, where it can go on. Then it says which of the commit's files it wants, which come in that
-    order, and from there on the leader's command log comes, and is acknowledged.
+    A standby executes the commands of a leader, and so has its tables with equal digests. It sends a
+    Follower, and the leader answers with a Leader. If the standby first has to adopt a commit, the
+    answer has that commit, and the standby requests the commit's files that it needs; they are sent
+    in the requested order. If the standby can continue from its own state, the answer has no commit.
+    From there on the leader sends its command log, and the standby acknowledges it.
 
     """
 
