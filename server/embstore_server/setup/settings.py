@@ -226,7 +226,7 @@ class Settings:
         None,
     )
     follow_token: Path | None = _replication(
-        kinds.FILE, "Token to send to the leader, which needs the right admin on '*'.", None
+        kinds.FILE, "File of the token for the leader, which needs the right admin on '*'.", None
     )
     # Waiting for a standby that may not be there is a choice.
     standbys: int = _replication(
