@@ -9,13 +9,13 @@
         ads.update(keys, grads)
 
 `embstore.connect("127.0.0.1:50051")` returns a server's store with the same methods.
-`embstore.torch`, `jax` and `keras` have modules of these frameworks, `embstore.files` has tables as
-files: import them by name, because each loads its library.
+`embstore.torch`, `jax` and `keras` contain modules for these frameworks, and `embstore.files` reads
+and writes tables as files. Import each by name, because each loads its library.
 
-The errors are here; the other public names are loaded at first use (PEP 562), so that `import
-embstore`, and any import of one of its modules, costs nothing else: a light client takes
-`embstore.errors` or `embstore.config` without drawing Numba or CuPy in. Type checkers read the
-imports below instead; tests/style compares the two.
+Only the errors are loaded at once. The other public names are loaded at first use (PEP 562), so
+that `import embstore`, and the import of any of its modules, loads nothing else: a light client can
+import `embstore.errors` or `embstore.config` without loading Numba or CuPy. Type checkers read the
+imports below instead; tests/style compares the two lists.
 """
 
 from typing import TYPE_CHECKING
@@ -58,12 +58,12 @@ _HOMES = {
     "hash_ids": "embstore.hashing",
     "open": "embstore.engine.opening",
 }
-"""Modules of the names that are loaded at first use."""
+"""The module of each name that is loaded at first use."""
 
 _ERRORS = [name for name in vars(errors) if name.endswith("Error")]
 
 __all__ = sorted({*_HOMES, *_ERRORS} - {"open"})
-"""All but `open`: `from embstore import *` must not replace Python's own."""
+"""All names but `open`: `from embstore import *` must not replace Python's own `open`."""
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every name
 

@@ -1,13 +1,15 @@
-"""Arrays at the border: dtypes, row keys, and the checks every argument passes.
+"""Arrays at the API's boundary: dtypes, row keys, and the checks that every argument passes.
 
-A **key** is the caller's id of a row in one table: dense keys are ``0 <= key < rows``, sparse ones
-the 64 bits of an int64 or a uint64. A **row key** names a row in a pool of the cache
-(`embstore.row_keys`), and in the store's files by ``table_id << 40 | key``. Table ids are never
-reused: a row key never means two things, not even across drop and create. EMPTY_KEY (-1) is none.
+A **key** is the caller's id of a row in one table: dense keys are ``0 <= key < rows``, sparse keys
+are the 64 bits of an int64 or a uint64. A **row key** names a row in a pool of the cache
+(`embstore.row_keys`), and in the store's files as ``table_id << 40 | key``. Table ids are never
+reused: a row key never has two meanings, not even after a table is dropped and created again.
+EMPTY_KEY (-1) names no row.
 
-The checks convert what costs nothing to convert (lists, other integer dtypes that fit) and refuse
-what would hide a mistake, and all else, with InvalidArgumentError: floats as keys, float64
-gradients that would be rounded silently. `what` names an argument in errors.
+The checks convert an argument if the conversion loses nothing (lists, other integer dtypes that
+fit). They refuse everything else with InvalidArgumentError, above all arguments whose conversion
+would hide a mistake: floats as keys, or float64 gradients that would be rounded silently. The
+parameter `what` is the name of the argument in error messages.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -26,14 +28,14 @@ ROWS_MAX = 1 << KEY_BITS
 DIM_MAX = 4096
 EMPTY_KEY = np.int64(-1)
 SPARSE_ROWS = (1 << 64) - 1
-"""Rows of a table of sparse keys: any 64 bits are a key, but EMPTY_KEY."""
+"""Rows of a table of sparse keys: any 64 bits but EMPTY_KEY are a key."""
 COUNT_MAX = 2**32 - 1
-"""Accesses that one key of a lookup may stand for: 32 bits on the wire, and so the sum over a call
-comes nowhere near 2**63."""
+"""The most accesses that one key of a lookup can stand for: 32 bits on the wire, so that the sum
+over a call stays far below 2**63."""
 
 
 class ArraySpec(NamedTuple):
-    """What a command's array is, said once: for the wire, which sends and checks it."""
+    """Dtype and dimensions of an array of a command, for sending and checking it."""
 
     dtype: str
     dimensions: int
@@ -42,22 +44,22 @@ class ArraySpec(NamedTuple):
 Keys = Annotated[NDArray[np.int64], ArraySpec("<i8", 1)]
 Rows = Annotated[NDArray[np.float32], ArraySpec("<f4", 2)]
 Offsets = Annotated[NDArray[np.int64], ArraySpec("<i8", 1)]
-"""(bags + 1,), where bags begin and end among the keys of a call."""
+"""Bounds of the bags among the keys of a call, shape (bags + 1,)."""
 Factors = Annotated[NDArray[np.float32], ArraySpec("<f4", 1)]
-"""(n,), the weight of each key of a bag."""
+"""The weight of each key of a bag, shape (n,)."""
 AccessCounts = Annotated[NDArray[np.uint32], ArraySpec("<u4", 1)]
-"""(n,), how many accesses each key of a lookup stands for."""
+"""The number of accesses that each key of a lookup stands for, shape (n,)."""
 Inverse = Annotated[NDArray[np.uint32], ArraySpec("<u4", 1)]
-"""(n,), which of a step's announced keys each occurrence is."""
+"""The index of each occurrence among a step's announced keys, shape (n,)."""
 
 
 def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
-    """Return the error that an argument of a call about a table is not as expected."""
+    """Return the error for an argument about a table that is not as expected."""
     return InvalidArgumentError(f"table {table!r}: expected {expected}, found {found}")
 
 
 def of_other_ids(rows: int | str = "table.rows") -> str:
-    """Return what an error says of ids that are no keys: every one says it in these words."""
+    """Return the advice that every error about ids that are no keys contains."""
     advice = "of ids that are no keys, pass embstore.hash_ids(keys"
     if rows == SPARSE_ROWS:
         return f"{advice})"
@@ -65,8 +67,8 @@ def of_other_ids(rows: int | str = "table.rows") -> str:
 
 
 def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> InvalidArgumentError:
-    """Return the error that an update cannot have a key's scaled sum (contract.md, rule 9). The key
-    is named as unsigned."""
+    """Return the error for an update whose scaled sum for a key is not allowed (contract.md, rule
+    9). The message names the key as unsigned."""
     is_nan = np.isnan(gradient)
     worst = gradient[np.argmax(is_nan if is_nan.any() else np.abs(gradient))]
     expected = "finite gradients, whose squares have a finite sum"
@@ -76,8 +78,11 @@ def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> Inv
 
 
 def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
-    """Return `values` as an array of the host, whose memory is theirs where it can be; `what` names
-    it in errors. Tensors are known by what they can do: no framework is imported."""
+    """Return `values` as an array of the host, without a copy where that is possible.
+
+    `what` names the argument in errors. Tensors are recognized by their methods, so that no
+    framework is imported.
+    """
     if isinstance(values, np.ndarray):
         return values
     if is_on_device(values):
@@ -88,26 +93,28 @@ def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
-        if _is_tensor(values):  # of a dtype that NumPy has not, as bfloat16; or sparse
+        if _is_tensor(values):  # sparse, or of a dtype that NumPy lacks, as bfloat16
             found = f"a tensor of {values.dtype}; pass its .float(), dense"
             raise refusal(table, f"{what} that NumPy can read", found) from None
         raise refusal(table, f"{what} to be an array", f"{type(values).__name__}: {exc}") from exc
 
 
 def _plain(array: NDArray[Any], dtype: type) -> NDArray[Any]:
-    """Return an array as kernels take it: C-contiguous and aligned; without a copy where it is."""
+    """Return an array as kernels need it, C-contiguous and aligned; no copy if it already is."""
     array = np.ascontiguousarray(array, dtype=dtype)
     return array if array.flags.aligned else array.copy()
 
 
 def _is_tensor(values: Any) -> bool:
-    """Tell whether values are a tensor of PyTorch, or one like it."""
+    """Return whether values are a tensor of PyTorch, or behave like one."""
     return hasattr(values, "detach") and hasattr(values, "dtype")
 
 
 def _of_dtype(values: Any, array: NDArray[Any], dtype: str) -> str:
-    """Return what dtype was found, and how to make it `dtype`, where that changes no number more
-    than rounding does."""
+    """Return the dtype that was found, for an error message.
+
+    The text advises a conversion to `dtype` if that changes the values by rounding at most.
+    """
     other = f"; {of_other_ids()}" if dtype == "int64" else ""
     if other and array.dtype.kind in "OSTU":
         return f"{array.dtype}{other}"
@@ -121,7 +128,7 @@ def _of_dtype(values: Any, array: NDArray[Any], dtype: str) -> str:
 
 
 def _is_whole(array: NDArray[Any]) -> bool:
-    """Return whether an array has floats that are integers of 64 bits."""
+    """Return whether an array contains floats, all of them integers of 64 bits."""
     if array.dtype.kind != "f":
         return False
     doubles = array.astype(np.float64)
@@ -129,8 +136,8 @@ def _is_whole(array: NDArray[Any]) -> bool:
 
 
 def as_keys(keys: Any, table: str) -> Keys:
-    """Return (n,) integers as contiguous int64, without a copy where they are it already; uint64 as
-    the same bits."""
+    """Return (n,) integers as contiguous int64; uint64 become the same bits. An array that is
+    contiguous int64 already is not copied."""
     if isinstance(keys, list) and all(type(key) is int for key in keys):
         keys = _bits_of(keys)
     array = as_array(keys, table, "keys")
@@ -144,7 +151,8 @@ def as_keys(keys: Any, table: str) -> Keys:
 
 
 def _bits_of(keys: list[int]) -> Any:
-    """Return integers as int64 or uint64, of which NumPy makes floats where only both have all."""
+    """Return integers as int64 or uint64: NumPy would make floats of a list that needs both
+    types."""
     low, high = min(keys, default=0), max(keys, default=0)
     if high >> 63 == 0 or high >> 64 or low < -(1 << 63):
         return keys
@@ -152,8 +160,8 @@ def _bits_of(keys: list[int]) -> Any:
 
 
 def outside(keys: Keys, rows: int, table: str) -> InvalidArgumentError | None:
-    """Return the error that a key is not in [0, rows), both unsigned: of the first such; None: all
-    are."""
+    """Return the error for the first key outside [0, rows), compared unsigned; None: all keys are
+    inside."""
     are_outside = keys.view(np.uint64) >= np.uint64(rows)
     if not are_outside.any():
         return None
@@ -175,14 +183,14 @@ def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
 
 
 def keys_of(keys: Any, table: str) -> Keys:
-    """Return keys in normal form; those in a device's memory as they are."""
+    """Return keys as `as_keys` does; keys in a device's memory are returned unchanged."""
     return keys if is_on_device(keys) else as_keys(keys, table)
 
 
 def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
-    """Return (count, any) rows; whether they are as wide as the table's is not known here.
+    """Return (count, any) rows. Their width is not compared with the table's here.
 
-    Of rows on a device more is checked where they are taken.
+    Rows on a device are returned unchecked; their shape is checked where they are used.
     """
     if is_on_device(rows):
         there: Rows = rows
@@ -195,15 +203,18 @@ def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
 
 
 def length(array: Any) -> int:
-    """Return how many elements an array has, wherever it is."""
+    """Return the number of elements of an array, in any memory."""
     if isinstance(array, np.ndarray):
         return array.shape[0] if array.ndim else 0
     return (*shape_of(array), 0)[0]
 
 
 def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
-    """Return `out`, which is to be a writable C-contiguous float32 array of `shape`, or a tensor of
-    the host that is, as an array of the same memory; None: make one."""
+    """Return the array to write to: `out`, or a new array if `out` is None.
+
+    `out` must be a writable C-contiguous float32 array of `shape`, or a tensor of the host of this
+    kind, which is returned as an array of the same memory.
+    """
     if out is None:
         return np.empty(shape, np.float32)
     array = out
@@ -224,18 +235,21 @@ def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
 
 
 def is_on_device(array: Any) -> bool:
-    """Tell whether an array is in a device's memory, not the host's."""
+    """Return whether an array is in a device's memory, not in the host's."""
     try:
         return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
     except MemoryError:
         raise
     except Exception:
-        return True  # it is, and its library does not show it: whoever takes it finds out why
+        return True  # it is on a device, and its library fails to show it: its user gets the error
 
 
 def on_host(array: Any) -> Any:
-    """Return an array of a device's memory as its own library copies it to the host, behind the
-    work of the stream that it uses in this thread; any other as it is."""
+    """Return an array of a device's memory copied to the host by its own library; any other array
+    unchanged.
+
+    The copy follows the work of the stream that the library uses in this thread.
+    """
     if is_on_device(array):
         for copy in ("get", "cpu", "copy_to_host"):  # of CuPy, PyTorch, Numba
             if hasattr(array, copy):
@@ -244,9 +258,10 @@ def on_host(array: Any) -> Any:
 
 
 def device_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
-    """Return where the elements of a `__cuda_array_interface__` are, all in a row.
+    """Return the address of the elements of a `__cuda_array_interface__`, which are contiguous.
 
-    Raises InvalidArgumentError: another dtype, a mask, not C-contiguous, not 1-D or 2-D.
+    Raises InvalidArgumentError if the array has another dtype, has a mask, is not C-contiguous, or
+    is not 1-D or 2-D.
     """
     found = np.dtype(interface["typestr"])
     if found != dtype or interface.get("mask") is not None:
@@ -275,17 +290,17 @@ def check_on_host(array: Any, where: str = "") -> None:
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """Return an array's shape, of one on a device too."""
+    """Return an array's shape, also for an array on a device."""
     if not is_on_device(array):
         return np.shape(array)
     try:
         return tuple(map(int, array.__cuda_array_interface__["shape"]))
-    except Exception as exc:  # whatever its library says
+    except Exception as exc:  # any error of its library
         raise InvalidArgumentError(f"expected an array that can be read: {exc}") from exc
 
 
 def as_counts(counts: Any, key_count: int, table: str) -> AccessCounts:
-    """Return how many accesses, 1 to COUNT_MAX, each key stands for, (key_count,) uint32."""
+    """Return the number of accesses, 1 to COUNT_MAX, of each key: (key_count,) uint32."""
     expected = (
         f"table {table!r}: expected counts of shape ({key_count},), integers from 1 to {COUNT_MAX}"
     )

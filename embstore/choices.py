@@ -1,16 +1,18 @@
 """The options whose values are a few words: durability, retention and the split of a cache.
 
-Imports nothing: the command line reads them to show its help.
+This module imports nothing heavy, because the command line reads it to show its help.
 """
 
 from typing import Literal, get_args
 
 Durability = Literal["checkpoint", "interval", "commands"]
 LEVELS: tuple[Durability, ...] = get_args(Durability)
-"""Which commands survive a crash (`embstore.tables.command_log`), the weakest level first."""
+"""The levels of durability (`embstore.tables.command_log`), weakest first: each says which commands
+survive a crash."""
 
 Retention = Literal["protected", "routine", "dropped"]
-"""The retention of a kept checkpoint: newer ones never push it out; they do; it is deleted."""
+"""The retention of a kept checkpoint. Protected: newer checkpoints never push it out; routine: they
+do; dropped: it is deleted."""
 
 CacheSplit = Literal["measured", "demand"]
 SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)

@@ -1,15 +1,16 @@
 """Checkpoints of a cluster: one label on every shard, kept at one barrier.
 
-Each shard keeps its own checkpoint, and no list says which labels are the cluster's: the labels
-themselves show it. A client that keeps one draws a **mark**, anew for each try, and each shard
-keeps it in the metadata of its checkpoint, which is durable with it. A label is the cluster's if
-all shards have it with one mark. A try that was cut short thus makes no checkpoint, whichever
-shards have the label, and neither do two such tries that meet under one label. The last shard's
-commit is the moment from which there is a checkpoint; a label that is dropped ends with the first
-drop.
+Each shard keeps its own checkpoint, and no list records which labels belong to the cluster: the
+labels themselves show it. A client that keeps a label draws a new **mark** for each attempt. Each
+shard stores the mark in the metadata of its checkpoint, so that both are durable together. A label
+belongs to the cluster if all shards have it with the same mark. An interrupted attempt thus makes
+no checkpoint, whichever shards have the label, and neither do two interrupted attempts under one
+label. The checkpoint exists from the commit of the last shard on; a label that is dropped ends with
+the first drop.
 
 Rejected: a list elsewhere, written last. It adds nothing to the marks, and a client would have to
-reach the process that has it; a listed label that a shard has lost would be worthless, too.
+reach the process that stores the list. A listed label that a shard has lost would be worthless,
+too.
 """
 
 import json
@@ -23,7 +24,7 @@ MARK_CHARACTERS = 32
 
 
 def marked(metadata: dict[str, Any], mark: str) -> dict[str, Any]:
-    """Return the metadata that a shard keeps: the caller's, and the mark."""
+    """Return the metadata that a shard keeps: the caller's metadata and the mark."""
     return metadata | {_KEY: mark}
 
 
@@ -31,7 +32,7 @@ def given(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the caller's metadata, from the metadata that a shard keeps."""
     mark = metadata.get(_KEY)
     if not isinstance(mark, str) or len(mark) > MARK_CHARACTERS:
-        return metadata  # it is the caller's own
+        return metadata  # the entry is the caller's own
     return {name: value for name, value in metadata.items() if name != _KEY}
 
 
@@ -41,8 +42,8 @@ def unmarked(checkpoint: KeptCheckpoint) -> KeptCheckpoint:
 
 
 def identity_of(checkpoint: KeptCheckpoint) -> str | None:
-    """Return a value that is equal on all shards if a label is the cluster's; None: a shard's
-    own."""
+    """Return a value that is equal on all shards if a label belongs to the cluster; None: the label
+    belongs to one shard alone."""
     mark = checkpoint.metadata.get(_KEY)
     if mark is None:
         return None

@@ -1,11 +1,11 @@
 """Configuration as data: initializers, limits, a table's identity and tunables.
 
 A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its
-fixed parameters) decides its bits (contract.md, rule 11) and can never change; creating a table
-again must give the same identity. **Tunables** (learning rate, rows by growing) may change and
-stand outside the digest.
+fixed parameters) determines its bits (contract.md, rule 11) and can never change. A second creation
+of the table must give the same identity. **Tunables** (learning rate, rows by growing) can change
+and are not part of the digest.
 
-The optimizers are in `embstore.optimizers`; their names are found here too.
+The optimizers are defined in `embstore.optimizers`; this module exports their names too.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ NAME_BYTES_MAX = 255
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every element uniform in [low, high), by Philox from (seed, key)."""
+    """Every element is uniform in [low, high), computed by Philox from (seed, key)."""
 
     low: float
     high: float
@@ -50,7 +50,8 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Every element close to normal (a sum of eight uniforms), by Philox from (seed, key)."""
+    """Every element is close to normal (a sum of eight uniforms), computed by Philox from (seed,
+    key)."""
 
     mean: float
     std: float
@@ -63,7 +64,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Constant:
-    """Every element the same value."""
+    """Every element has the same value."""
 
     value: float
     kind: ClassVar[str] = "constant"
@@ -109,12 +110,12 @@ def _check_int(value: Any, name: str, low: int, high: int) -> int:
 
 
 def check_rows(rows: Any, name: str) -> int:
-    """Return `rows` if table `name` can have so many rows (0 to 2**40)."""
+    """Return `rows` if table `name` can have this number of rows (0 to 2**40)."""
     return _check_int(rows, f"table {name!r}: rows", 0, ROWS_MAX)
 
 
 def _rows_of(key_space: Any, rows: Any, name: str) -> int:
-    """Return the number of rows of a table: as many as there are keys."""
+    """Return the number of rows of a table, which is the number of its keys."""
     if key_space not in KEY_SPACES:
         raise refusal(name, f"key_space to be one of {', '.join(KEY_SPACES)}", repr(key_space))
     if key_space == "dense":
@@ -128,28 +129,30 @@ def _rows_of(key_space: Any, rows: Any, name: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Named bounds of a store. Exceeding one raises an error that names it.
+    """Named bounds of a store. A call that exceeds a bound raises an error that names it.
 
-    The last four control the background work of storage: a segment of the log is sealed at
+    The last four bounds control the background work of storage. A segment of the log is sealed at
     `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
-    memory); a fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small
-    segments at `fold_segments`. Files of the base have about `base_segment_bytes`: a merge rewrites
-    at least one, and a process maps 65,000 at most.
+    memory). A fold starts when `fold_bytes` or `fold_segments` can be folded; a compaction of small
+    segments starts at `fold_segments`. Files of the base have about `base_segment_bytes`: a merge
+    rewrites at least one file, and a process can map 65,000 files at most.
     """
 
     call_bytes_max: int = 1 << 30
-    """Bytes of one call's arrays, results included: the memory that one call can make the process
-    need."""
+    """Bytes of one call's arrays, results included. This bounds the memory that one call can make
+    the process need."""
     announced_bytes_max: int = 1 << 30
-    """Bytes of the keys of all announced steps; planning takes about five times as much."""
+    """Bytes of the keys of all announced steps; planning needs about five times this memory."""
     scan_bytes_max: int = 512 << 20
-    """Bytes that open scans hold of the keys and places of rows: 24 for each row that their tables
-    have in the log, and up to 6 MiB each for the piece that is read."""
+    """Bytes that open scans keep for the keys and locations of rows: 24 bytes for each row that
+    their tables have in the log, and up to 6 MiB per scan for the piece that is read."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
-    """Rows in the log index, at most about 46 bytes of memory each, 70 while it grows."""
+    """Rows in the log index. A row takes at most about 46 bytes of memory, 70 while the index
+    grows."""
     metadata_bytes_max: int = 64 << 10
-    """JSON of one checkpoint's metadata: it is part of the catalogue, which is rewritten whole."""
+    """Bytes of one checkpoint's metadata as JSON. It is part of the catalogue, which each commit
+    rewrites as a whole."""
     segment_bytes: int = 128 << 20
     base_segment_bytes: int = 256 << 20
     fold_bytes: int = 64 << 20
@@ -190,7 +193,7 @@ class TableConfig:
         seed: Any = None,
         key_space: Any = "dense",
     ) -> "TableConfig":
-        """Return the configuration, or raise InvalidArgumentError for the first wrong part."""
+        """Return the configuration, or raise InvalidArgumentError for the first wrong argument."""
         check_name(name)
         if type(optimizer) not in OPTIMIZERS.values():
             raise refusal(name, f"an optimizer ({_names_of(OPTIMIZERS)})", repr(optimizer))
@@ -210,7 +213,7 @@ class TableConfig:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether keys are any 64 bits, but for one value."""
+        """Whether any 64 bits but one value are a key."""
         return self.key_space == "sparse"
 
     @property
@@ -224,7 +227,8 @@ class TableConfig:
         return Layout(self.dim, self.state_dim, self.optimizer.kind)
 
     def identity(self) -> dict[str, Any]:
-        """Return J of contract.md rule 11: the parameters that the digest names; no tunables."""
+        """Return J of contract.md rule 11: the parameters that the digest covers, without
+        tunables."""
         dtypes = {"weights": ELEMENT.name} | ({"state": ELEMENT.name} if self.state_dim else {})
         optimizer = _parameters(self.optimizer)
         for name in self.optimizer.unnamed:
@@ -251,13 +255,15 @@ class TableConfig:
         return text.encode()
 
     def differences(self, other: "TableConfig") -> list[tuple[str, Any, Any]]:
-        """Return (name, here, there) of each part of the identity that differs in `other`; for
-        optimizers or initializers of one kind, of each parameter that differs."""
+        """Return (name, here, there) for each part of the identity that differs in `other`.
+
+        For two optimizers or initializers of the same kind, return each parameter that differs.
+        """
         ours, theirs = self.identity(), other.identity()
         found = []
         for what in ours:
             here, there = ours[what], theirs[what]
-            if what == "dtypes" or here == there:  # the optimizer has them too
+            if what == "dtypes" or here == there:  # the optimizer determines the dtypes
                 continue
             if not isinstance(here, dict):
                 found.append((what, here, there))
@@ -275,7 +281,7 @@ class TableConfig:
     def from_identity(
         cls, identity: dict[str, Any], *, rows: int, learning_rate: float
     ) -> "TableConfig":
-        """Rebuild a configuration from `identity()` and its tunables, checking every part."""
+        """Build a configuration from `identity()` and its tunables, checking every part."""
         optimizer = dict(identity["optimizer"])
         initializer = dict(identity["initializer"])
         return cls.checked(

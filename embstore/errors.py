@@ -1,4 +1,4 @@
-"""The error tree of embstore: one class per answer that a caller can act on.
+"""The error tree of embstore: one class for each reaction that a caller can have.
 
 * EmbstoreError
   + InvalidArgumentError (also a ValueError)      shape, dtype, range, non-finite gradient, bad name
@@ -30,8 +30,8 @@
   + StorageError (also an OSError)                the system refused a file operation
   + DeviceError                                   a kernel or its device failed
 
-A message says what was expected, what was found, and in which table. Unless a class's docstring
-says otherwise, a call that raised has changed nothing.
+A message contains the expected value, the value that was found, and the table. Unless a class's
+docstring says otherwise, a call that raised has changed nothing.
 """
 
 
@@ -40,7 +40,7 @@ class EmbstoreError(Exception):
 
 
 class InvalidArgumentError(EmbstoreError, ValueError):
-    """An argument has a wrong shape, dtype, range or value. Do not retry unchanged."""
+    """An argument has a wrong shape, dtype, range or value. A retry needs other arguments."""
 
 
 class UnauthenticatedError(EmbstoreError):
@@ -49,7 +49,7 @@ class UnauthenticatedError(EmbstoreError):
 
 class PermissionDeniedError(EmbstoreError):
     """The store takes no writes: it is read-only, a standby, or a leader that was replaced. Or the
-    caller lacks the right that the call needs; the message names the right, and its object."""
+    caller lacks the right that the call needs; the message names the right and its object."""
 
 
 class TableNotFoundError(EmbstoreError, LookupError):
@@ -61,7 +61,8 @@ class CheckpointNotFoundError(EmbstoreError, LookupError):
 
 
 class StepNotFoundError(EmbstoreError, LookupError):
-    """No step of this number was announced, or it was finished so long ago that it is forgotten."""
+    """No step of this number was announced, or the step was finished so long ago that the store has
+    forgotten it."""
 
 
 class TableExistsError(EmbstoreError):
@@ -69,7 +70,7 @@ class TableExistsError(EmbstoreError):
 
 
 class CheckpointExistsError(EmbstoreError):
-    """A checkpoint of this label exists already: a label is used once."""
+    """A checkpoint of this label exists already. A label can be used only once."""
 
 
 class CheckpointProtectedError(EmbstoreError):
@@ -81,48 +82,50 @@ class TableMismatchError(EmbstoreError):
 
 
 class TableHeldError(EmbstoreError):
-    """A session is the only writer of the table, or a rank of it is another client's."""
+    """Another session is the only writer of the table, or another client has the rank or the
+    session's name."""
 
 
 class SessionExpiredError(EmbstoreError):
-    """The session was closed, its lease ran out, or its server ended. Opening its name again
-    resumes it. Or a scan has ended, and another one is to be opened."""
+    """The session was closed, its lease ran out, or its server ended; opening its name again
+    resumes it. Or a scan has ended, and the caller must open another scan."""
 
 
 class LeaseExpiredError(SessionExpiredError):
     """The only rank of the session was silent for longer than its lease. A loop over the session
-    opens it again by itself, and goes on, if nothing is lost."""
+    opens the session again by itself, and continues if nothing is lost."""
 
 
 class RankFailedError(EmbstoreError):
-    """A rank of the session died or stalled; it is named. Open the session again."""
+    """A rank of the session died or stalled; the message names it. Open the session again."""
 
 
 class ReplicaMismatchError(EmbstoreError):
-    """A trainer has computed with rows that differ from the store's. The step is not applied, and
-    its session has ended; the store is right."""
+    """A trainer has computed with rows that differ from the store's. The step was not applied, and
+    its session has ended; the store's rows are correct."""
 
 
 class StoreInUseError(EmbstoreError):
-    """Another process, or another Store in this one, holds the directory."""
+    """Another process, or another Store in this process, has locked the directory."""
 
 
 class WritesPausedError(EmbstoreError):
-    """A shard of a cluster takes no command that writes, while partitions move or a checkpoint is
+    """A shard of a cluster takes no commands that write while partitions move or a checkpoint is
     kept. A client of the cluster sends the command again by itself, until its timeout."""
 
 
 class MovedError(EmbstoreError):
-    """A command was split by another map of the cluster than the shard has. A client of the cluster
-    asks for the newest map, and sends the command again by that."""
+    """The command was split between shards by another shard map than the shard's own. A client of
+    the cluster asks for the newest map, and sends the command again, split by that map."""
 
 
 class DeadlineError(EmbstoreError):
-    """No answer came in time. A mutating call may or may not have been applied: read t first."""
+    """No answer arrived in time. A mutating call was applied or was not: read t to find out."""
 
 
 class OutcomeUnknownError(EmbstoreError):
-    """The server restarted, or was restored, during a call or since the last one: read t first."""
+    """The server restarted, or was restored, during the call or since the last one. Read t to find
+    out whether the call was applied."""
 
 
 class CapacityError(EmbstoreError):
@@ -130,7 +133,7 @@ class CapacityError(EmbstoreError):
 
 
 class OverloadedError(EmbstoreError):
-    """The server's queue is full. Back off, then retry."""
+    """The server's queue is full. Wait, then retry."""
 
 
 class StoreClosedError(EmbstoreError):
@@ -138,7 +141,7 @@ class StoreClosedError(EmbstoreError):
 
 
 class CorruptTableError(EmbstoreError):
-    """A file holds something that was never written there."""
+    """A file contains bytes that were never written there."""
 
 
 class StorageError(EmbstoreError, OSError):

@@ -1,8 +1,9 @@
 """Ids of any kind as numbers of 64 bits, the same in every language (contract.md, "Hashed ids").
 
-Values come as arrays of NumPy, Arrow or a framework, as lists, as series of pandas and polars. Here
-they become bytes in one buffer, or words, as the contract says; `embstore.arithmetic.xxh3` hashes
-them all at once. A value's own library is loaded already; none is imported for another.
+Values can be arrays of NumPy, Arrow or a framework, lists, or series of pandas and polars. This
+module makes them bytes in one buffer, or words, as the contract specifies;
+`embstore.arithmetic.xxh3` hashes all of them at once. The library of a value is loaded already,
+because the value exists; no other library is imported.
 """
 
 import sys
@@ -18,7 +19,7 @@ from embstore.config import default_seed
 from embstore.errors import InvalidArgumentError
 
 _RESERVED = np.uint64(2**64 - 1)
-"""No id has this hash: as int64 it is -1, which stands for none."""
+"""No id has this hash: as int64 it is -1, which stands for no key."""
 _INSTEAD = np.uint64(0)
 _FLOAT_BYTES = 2, 4, 8
 _EXPECTED = "expected ids to be integers of 64 bits, whole floats, text or bytes"
@@ -27,33 +28,36 @@ _EXPECTED = "expected ids to be integers of 64 bits, whole floats, text or bytes
 def hash_ids(
     values: Any, *, feature: str | None = None, rows: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the hash of each id, XXH3-64 of its bytes; with `rows` a key of a table of that size.
+    """Return the hash of each id, XXH3-64 of its bytes; with `rows`, a key of a table of that size.
 
-    Equal ids have equal hashes in every process and language. No two integers have one hash of 64
-    bits under one seed; two texts hardly ever. Modulo `rows`, ids may share a key.
+    Equal ids have equal hashes in every process and language. Two integers never have the same
+    64-bit hash under one seed; two texts hardly ever do. Modulo `rows`, two ids can share a key.
 
     Parameters
     ----------
-    values : of any shape: integers of 64 bits, signed or not, of any width; text, as its UTF-8;
-        bytes. Arrays of NumPy, of a framework on the host, of pyarrow, also chunked and
-        dictionary-encoded; series of pandas and polars; lists, also of several kinds.
-        5, np.uint64(5) and 5.0 are one id; "5" is text, and another. An integer is hashed as its 8
-        bytes, so that -1 and 2**64 - 1 are one id, and so are an integer and a text of just its
-        bytes. A missing one (None, NaN, NA, null, masked) is hashed as empty text
-    feature : seeds the hash with the default seed of a table of this name, so that a pair (feature,
-        id) has a hash of its own; None: seed 0
-    rows : the table's rows: 1 to 2**40; None, or the 2**64 - 1 of a sparse one: all 64 bits
+    values : ids, of any shape: integers of up to 64 bits, signed or unsigned; text, hashed as its
+        UTF-8; bytes. Arrays of NumPy, of a framework on the host, of pyarrow, also chunked and
+        dictionary-encoded; series of pandas and polars; lists, also with values of several kinds.
+        The values 5, np.uint64(5) and 5.0 are the same id; the text "5" is another. An integer is
+        hashed as its 8 bytes. Therefore -1 and 2**64 - 1 are the same id, and so are an integer and
+        a text of just its bytes. A missing value (None, NaN, NA, null, masked) is hashed as empty
+        text
+    feature : name whose default seed as a table is the seed of the hash, so that each pair
+        (feature, id) has its own hash; None: seed 0
+    rows : number of rows of the table, 1 to 2**40; None, or the 2**64 - 1 of a sparse table: all 64
+        bits of the hash are kept
 
     Returns
     -------
-    In the shape of `values`. Without `rows` int64 with the bits of the hash, of which about half
-    are negative; none is -1, in place of which there is 0. With `rows` int64 in [0, rows): the
-    hash, unsigned, modulo `rows`.
+    An array in the shape of `values`. Without `rows`: int64 with the bits of the hash, about half
+    of them negative; a hash of -1 is replaced by 0. With `rows`: int64 in [0, rows), the unsigned
+    hash modulo `rows`.
 
     Raises
     ------
     InvalidArgumentError : a value is of another kind, as a bool, a date or a list; an integer has
-        more than 64 bits; a float is not whole, or so large that its type has no odd ones.
+        more than 64 bits; a float is not whole, or is so large that its type cannot represent odd
+        integers.
     """
     if feature is not None and not isinstance(feature, str):
         raise InvalidArgumentError(f"expected feature to be a name, found {feature!r}")
@@ -64,7 +68,7 @@ def hash_ids(
 
 
 def keys_of_hashes(hashes: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """Return the keys that hashes of 64 bits have in a table of `rows` rows, in their shape."""
+    """Return the keys of 64-bit hashes in a table of `rows` rows, in the shape of the hashes."""
     return (hashes.view(np.uint64) % np.uint64(rows)).view(np.int64)
 
 
@@ -89,12 +93,12 @@ def _hashes(values: Any, seed: int) -> Words:
 
 
 def _array(values: Any) -> NDArray[Any]:
-    """Return values as an array: those without a dtype as objects, whose kinds stay as they are."""
+    """Return values as an array. Values without a dtype become objects, which keep their kinds."""
     if isinstance(values, np.ndarray):
         return np.asarray(values)
     try:
         return np.asarray(values) if hasattr(values, "dtype") else np.array(values, object)
-    except (TypeError, ValueError, RuntimeError) as exc:  # of a device, of a dtype NumPy has not
+    except (TypeError, ValueError, RuntimeError) as exc:  # on a device, or of a dtype NumPy lacks
         raise InvalidArgumentError(f"{_EXPECTED}, found {type(values).__name__}: {exc}") from exc
 
 
@@ -122,7 +126,8 @@ def _of_floats(floats: NDArray[Any], seed: int) -> Words:
 
 
 def _whole(floats: NDArray[Any]) -> NDArray[np.int64]:
-    """Return floats as the integers that they are, where their type has the odd ones too."""
+    """Return whole floats as integers, if they are in the range where their type represents odd
+    integers too."""
     bits = np.finfo(floats.dtype).nmant + 1
     wrong = (floats != np.floor(floats)) | (np.abs(floats) >= 2.0**bits)
     if wrong.any():
@@ -155,7 +160,7 @@ def _of_objects(values: list[Any], seed: int) -> Words:
             return hashes_of_words(np.array(values, np.int64), seed)
         if kinds == {str} and (whole := "".join(values)).isascii():
             return _of_texts(whole.encode(), values, seed)
-    except OverflowError:  # unsigned ones; or wrong ones, which are found one by one
+    except OverflowError:  # unsigned integers; or wrong integers, which are found one by one
         pass
     texts = list(map(_bytes_of, values))
     return _of_texts(b"".join(texts), texts, seed)
@@ -169,7 +174,7 @@ def _of_texts(whole: bytes, parts: Sequence[Sized], seed: int) -> Words:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Return the bytes of one value that are hashed."""
+    """Return the bytes of a value that are hashed."""
     try:
         match value:
             case str():
@@ -190,8 +195,8 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value is missing, as Python or pandas says it."""
-    pandas: Any = sys.modules.get("pandas")  # it is there if one of its values is
+    """Return whether a value is a missing value of Python or pandas."""
+    pandas: Any = sys.modules.get("pandas")  # it is loaded if one of its values exists
     return value is None or (pandas is not None and (value is pandas.NA or value is pandas.NaT))
 
 
@@ -199,8 +204,11 @@ def _is_missing(value: Any) -> bool:
 
 
 def _of_arrow_like(values: Any, seed: int) -> Words | None:
-    """Return the hashes of an object that can export itself as Arrow arrays; None: pyarrow is not
-    there, or has no type for it, as for objects of several kinds."""
+    """Return the hashes of an object that can export itself as Arrow arrays.
+
+    Return None if pyarrow is not installed, or has no type for the object, as for objects of
+    several kinds.
+    """
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
@@ -240,7 +248,7 @@ def _of_arrow(array: Any, seed: int) -> Words:
 
 
 def _of_arrow_text(array: Any, seed: int) -> Words:
-    """Return the hashes of text or bytes, where they lie."""
+    """Return the hashes of text or bytes, without copying the text."""
     from pyarrow import lib
 
     try:

@@ -1,16 +1,16 @@
-"""The layout of a row: what its record is made of, and how many bytes each part takes.
+"""The layout of a row: the parts of its record, and how many bytes each part takes.
 
-A **row** is one record that moves as a whole, in the cache, on its way and on the disk:
+A **row** is one record that moves as a whole, in the cache, on the wire and on the disk:
 
     [0, dim)                  weights
     [dim, dim + state_dim)    optimizer state
     [dim + state_dim, stride) zeros, up to a multiple of four elements and of 16 bytes
 
-Log and base store it as a **record**: a header (checksum and row key, storage/format.py), then the
-row. All elements of a row have one type, in which it is kept. Arithmetic has a type of its own,
-that of **values**: a kernel loads an element as a value, and stores a value as an element. Both are
-fp32. They are named here for Python and in `kernels/types.cuh` for CUDA; whoever needs a size in
-bytes asks here.
+The log and the base store a row as a **record**: a header (checksum and row key,
+storage/format.py), then the row. All elements of a row are stored in one type. Arithmetic uses its
+own type, the type of **values**: a kernel loads an element as a value, and stores a value as an
+element. Both types are fp32. They are named here for Python and in `kernels/types.cuh` for CUDA;
+code that needs a size in bytes takes it from this module.
 """
 
 import math
@@ -22,31 +22,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE_ELEMENTS = 4
-"""What a lane of a GPU moves at a time, at most."""
+"""The most elements that a lane of a GPU moves at a time."""
 VALUE = np.dtype(np.float32)
-"""The type of what is computed and sent: looked-up rows, gradients, sums, scalars."""
+"""The type of values that are computed and sent: looked-up rows, gradients, sums, scalars."""
 VALUE_BYTES = VALUE.itemsize
 ELEMENT = np.dtype(np.float32)
-"""The type of every element of a row, as it is kept."""
+"""The type in which every element of a row is stored."""
 ELEMENT_BYTES = ELEMENT.itemsize
 ROW_ALIGNMENT_BYTES = math.lcm(16, PIECE_ELEMENTS * ELEMENT_BYTES)
-"""A row is whole pieces, and begins where 16 bytes can be moved at a time."""
+"""A row consists of whole pieces, and begins where 16 bytes can be moved at a time."""
 RECORD_HEADER_BYTES = 16
 
 
 def record_bytes_of(rows: NDArray[Any]) -> int:
-    """Return the bytes of the record of each of some rows, (n, stride)."""
+    """Return the bytes of one row's record, given rows of shape (n, stride)."""
     return RECORD_HEADER_BYTES + int(rows.shape[1]) * rows.itemsize
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What rows must have in common to share slots, and one call of a kernel.
+    """The properties that rows must share to be in the same slots and in one call of a kernel.
 
     Parameters
     ----------
-    dim, state_dim : elements of weights and of optimizer state
-    optimizer : the kind whose formula updates the rows
+    dim, state_dim : number of elements of weights and of optimizer state
+    optimizer : kind of the optimizer whose formula updates the rows
     """
 
     dim: int
@@ -71,5 +71,5 @@ class Layout:
 
     @cached_property
     def record_bytes(self) -> int:
-        """Bytes of a row's record in log and base."""
+        """Bytes of a row's record in the log and the base."""
         return RECORD_HEADER_BYTES + self.row_bytes

@@ -7,25 +7,26 @@ element's state and the scalars, and returns the new weight and state. It runs i
     Numba   embstore.arithmetic.compiled_update      float32, inlined in the loop over a row
     Torch   embstore_training.hotcold.torch_replica  tensors (n, dim), scalars tensors (1,)
 
-All three must give the same bits, so a formula uses operations that round once in fp32 in each of
-them: + - * /, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this module. It is
-written operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut for a zero
-gradient or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form,
-kernels/apply.cu, is written by hand and compared with these bit by bit.
+All three forms must give the same bits. A formula therefore uses only operations that round once in
+fp32 in each form: + - * /, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this
+module. It is written operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut
+for a zero gradient or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form,
+kernels/apply.cu, is written by hand and compared with these forms bit by bit.
 
-An optimizer may also have a **row formula**. It takes the sum of g*g over the row (rule 3), the
-state that the row has once, and the scalars. It returns the one scalar of the element formula, and
-the new state.
+An optimizer can also have a **row formula**. It takes the sum of g*g over the row (rule 3), the
+row's own state, and the scalars. It returns the one scalar of the element formula, and the new
+state.
 
-**Weight decay** comes before either formula, and is the same for all optimizers that have it: they
-are given g + weight_decay*w for g (`decayed_gradient`), or (1 - lr*weight_decay)*w for w
-(`kept_weight`), where it is decoupled. The first must not run where the weight decay is 0: -0.0 +
-0.0*w is 0.0, and 0.0 times an infinite weight is NaN. The second may: 1.0*w is w, every bit of it.
+**Weight decay** is applied before either formula, and is the same for all optimizers that have it.
+The formulas get g + weight_decay*w in place of g (`decayed_gradient`), or, if the decay is
+decoupled, (1 - lr*weight_decay)*w in place of w (`kept_weight`). The first form must not run where
+the weight decay is 0: -0.0 + 0.0*w is 0.0, and 0.0 times an infinite weight is NaN. The second form
+may run: 1.0*w is w, every bit of it.
 
 Scalars are computed in float64 once per update and table, and rounded to fp32 once. The digest
-names the fixed parameters, which are all but the learning rate; a weight decay of 0 is left out,
-for tables are older than it. All state starts at `initial_state`. In a row, element state follows
-the weights, one array of dim after the other; then comes row state.
+covers the fixed parameters, which are all but the learning rate. It omits a weight decay of 0,
+because existing tables are older than weight decay. All state starts at `initial_state`. In a row,
+the element state follows the weights, as one array of dim after the other; the row state is last.
 """
 
 import math
@@ -41,8 +42,9 @@ from embstore.errors import InvalidArgumentError
 
 __all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Ftrl", "Optimizer", "RowWiseAdagrad", "Sgd"]
 
-# The operations that are no operators. NumPy's are the default; Torch registers its own by type,
-# and Numba compiles the ones that `embstore.arithmetic.compiled_update` supplies.
+# The operations that are no operators. NumPy's functions are the default; Torch registers its own
+# functions by type, and Numba compiles the ones that `embstore.arithmetic.compiled_update`
+# supplies.
 
 
 @singledispatch
@@ -75,12 +77,12 @@ def power(base: float, n: int) -> float:
 
 
 def decayed_gradient(g: Any, w: Any, weight_decay: Any) -> Any:
-    """Return the gradient with L2 of the weight in it; only where `weight_decay` > 0."""
+    """Return the gradient plus the L2 term of the weight; only for `weight_decay` > 0."""
     return g + weight_decay * w
 
 
 def kept_weight(w: Any, kept: Any) -> Any:
-    """Return the weight that an update begins with, where weight decay is decoupled."""
+    """Return the weight before an update, decayed; only for decoupled weight decay."""
     return kept * w
 
 
@@ -91,14 +93,15 @@ class Optimizer:
     learning_rate: float
 
     kind: ClassVar[str]
-    """Its name in identities, on the wire and on the command line."""
+    """The optimizer's name in identities, on the wire and on the command line."""
     scalars: ClassVar[tuple[str, ...]]
-    """The arguments of the row formula, or of the element formula where there is no row formula; at
-    most `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read them."""
+    """The arguments of the row formula, or of the element formula if there is no row formula. They
+    are at most `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read
+    them."""
     element_state: ClassVar[tuple[str, ...]] = ()
-    """State that each element has: one fp32 each."""
+    """State of each element: one fp32 per name."""
     row_state: ClassVar[tuple[str, ...]] = ()
-    """State that a row has once: one fp32 each. Only the row formula sees it."""
+    """State of a row as a whole: one fp32 per name. Only the row formula uses it."""
     element_formula: ClassVar[Callable[..., tuple[Any, ...]]]
     """(g, w, *element_state, *scalars) -> (w, *element_state)"""
     row_formula: ClassVar[Callable[..., tuple[Any, ...]] | None] = None
@@ -109,7 +112,7 @@ class Optimizer:
 
     @classmethod
     def check_learning_rate(cls, value: Any, name: str = "learning_rate") -> float:
-        """Return `value` as a float if updates may have it as their rate; errors call it `name`."""
+        """Return `value` as a float if it is valid as a learning rate; errors call it `name`."""
         return fp32_scalar(value, name)
 
     @classmethod
@@ -123,17 +126,17 @@ class Optimizer:
         return 0.0
 
     def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
-        """Return the `scalars` of an update in float64; t counts this update, t >= 1."""
+        """Return the `scalars` of an update, in float64. t, which is >= 1, counts this update."""
         raise NotImplementedError
 
     def decay_values(self, learning_rate: float) -> tuple[float, float]:
-        """Return the last argument of `decayed_gradient`, 0 for none, and the last argument of
-        `kept_weight`, 1 for none, in float64."""
+        """Return, in float64, the last argument of `decayed_gradient` (0: no decay) and the last
+        argument of `kept_weight` (1: no decay)."""
         return 0.0, 1.0
 
     @property
     def unnamed(self) -> tuple[str, ...]:
-        """The parameters that the identity of a table does not name."""
+        """The parameters that the identity of a table omits."""
         return ("learning_rate",)
 
 
@@ -146,8 +149,8 @@ def _check_normal(value: float, name: str) -> None:
 class _Decaying(Optimizer):
     """The weight decay of all optimizers but Ftrl.
 
-    It applies to the rows that an update names, and to no others: first g = g + weight_decay*w, as
-    Torch's optimizers do, or, where it is decoupled, w = w*(1 - lr*weight_decay), as AdamW does.
+    It applies only to the rows that an update names. It is either coupled, g = g + weight_decay*w,
+    as in Torch's optimizers, or decoupled, w = w*(1 - lr*weight_decay), as in AdamW.
     """
 
     _: KW_ONLY
@@ -193,7 +196,7 @@ class Sgd(_Decaying):
 
 @dataclass(frozen=True)
 class _Accumulating(_Decaying):
-    """The parameters that both forms of Adagrad have."""
+    """The parameters that both forms of Adagrad share."""
 
     epsilon: float = 1e-8
     initial_accumulator: float = 0.0
@@ -253,8 +256,8 @@ class RowWiseAdagrad(_Accumulating):
 class Adam(_Decaying):
     """m = b1*m + (1-b1)*g; v = b2*v + ((1-b2)*g)*g; w = w - (lr_t*m) / (sqrt(v) + eps_t).
 
-    State: m, then v. Both bias corrections are folded into lr_t and eps_t, so that no element needs
-    another division. It is lazy: a row that an update does not name keeps m and v.
+    State: m, then v. Both bias corrections are part of lr_t and eps_t, so that no element needs
+    another division. The optimizer is lazy: a row that an update does not name keeps m and v.
     """
 
     beta1: float = 0.9
@@ -298,9 +301,10 @@ class Ftrl(Optimizer):
     n1 = n + g*g; sigma = (sqrt(n1) - sqrt(n)) / lr; z = (z + g) - sigma*w; n = n1; w = 0.0 where
     |z| <= l1, else -((z - copysign(l1, z)) / ((beta + sqrt(n)) / lr + l2)).
 
-    So l1 makes weights exactly 0. The learning rate divides: updates need one > 0 in fp32. The
-    default of beta is the paper's advice, and l1 = l2 = 0 is no regularization. There is no
-    weight decay: w is made of z and n alone, and l2 draws it to 0.
+    With l1 > 0 a weight can be exactly 0. The formula divides by the learning rate, so an update
+    needs a rate > 0 in fp32. The default of beta is the paper's advice, and l1 = l2 = 0 is no
+    regularization. There is no weight decay: w is computed from z and n alone, and l2 draws it to
+    0.
     """
 
     beta: float = 1.0

@@ -1,9 +1,9 @@
 """The options of a store: name, default, unit, meaning and check of each, in one place.
 
-`embstore.open` takes them by name and has this text in its help, the tables and the engine take
-them as one value, and a server's setting of the same name has the same default and text.
+`embstore.open` takes the options by name and shows this text in its help. The tables and the engine
+take them as one value. A server's setting of the same name has the same default and text.
 
-Nothing heavy is imported: the command line reads the module to show its help.
+No large package is imported, because the command line reads this module to show its help.
 """
 
 import re
@@ -71,28 +71,29 @@ class StoreOptions:
     """
 
     device: "str | Device" = "auto"
-    # Room for two million rows of 128 fp32 with row-wise state; a trainer's host has it to spare.
+    # Room for two million rows of 128 fp32 with row-wise state; a trainer's host can spare it.
     cache_bytes: int | str = 1 << 30
-    # Rows come back from there at the speed of the bus; the rest of the host's memory is others'.
+    # Rows return from level two at the speed of the bus. Other processes need the remaining memory.
     host_cache_bytes: int | None = None
-    # It reads fewer rows, or does nothing where tables have one layout.
+    # This split reads fewer rows, and changes nothing where all tables have one layout.
     cache_split: CacheSplit = "measured"
-    # LRU follows a trainer's shifts at once.
+    # LRU follows changes of a trainer's accesses at once.
     policy: str = "lru"
     # A new store has no profile.
     warm_up: float = 0.0
     count_rate: float = 0.0
-    # The last one, one before it, and one being made.
+    # The last checkpoint, the one before it, and one in the making.
     checkpoints_keep: int = 3
     durability: Durability = "checkpoint"
-    # Databases take as long for it.
+    # Databases have similar defaults.
     sync_every_s: float = 1.0
-    # A restart that takes longer is noticed.
+    # A longer restart would be noticed.
     recovery_s: float = 30.0
-    # The loss of ten minutes of work is small; and writing all changes takes seconds of them.
+    # The loss of ten minutes of work is small, and a commit of all changes takes seconds.
     commit_every_s: float = 600.0
     scrub_bytes_per_s: int = 0
-    # A table that fits into the cache is dirty as a whole, and its rows would be logged each time.
+    # No bound: all rows of a table that fits into the cache can be dirty, and a bound would have
+    # them logged again and again.
     dirty_bytes: int | None = None
     read_only: bool = False
     # More threads do not help: memory is the bound.
@@ -127,14 +128,15 @@ class StoreOptions:
 
 
 def descriptions(of: type[StoreOptions] = StoreOptions) -> dict[str, str]:
-    """Return the meaning of each option, from the docstring; {} where docstrings are stripped."""
+    """Return the description of each option, from the docstring; {} where docstrings are
+    stripped."""
     found = _DESCRIPTION.findall("\n".join(cls.__doc__ or "" for cls in reversed(of.__mro__)))
     return {name: " ".join(text.split()) for name, text in found}
 
 
 def describing(options: type[Any]) -> Callable[[Function], Function]:
-    """Return a decorator that adds the text of options to the help of a function that takes
-    them."""
+    """Return a decorator that appends the descriptions of options to the docstring of a
+    function."""
 
     def described(function: Function) -> Function:
         texts = function.__doc__ or "", options.__doc__ or ""

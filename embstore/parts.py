@@ -1,11 +1,12 @@
 """The tables and arrays of a command, found by the annotations of its fields.
 
-A command's arrays lie in itself, or in **parts**: of one table each (`TableKeys`, say), or of a
-larger part that has such parts in turn (a `Rank`, the keys of a step). Code that treats all tables
-of a command alike, or all its arrays, asks here, so that it needs no change for a new verb:
+The arrays of a command are fields of the command itself, or of its **parts**. A part belongs to one
+table (`TableKeys`, for example), or is a larger part that contains such parts in turn (a `Rank`,
+the keys of a step). Code that treats all tables or all arrays of a command alike uses these
+functions, so that it needs no change for a new verb:
 
     tables_of(command)               the parts that name a table, in order
-    with_tables(command, change)     the command with each of these changed
+    with_tables(command, change)     the command with each of these parts changed
     arrays_of(command)               all arrays, each with its dtype and shape on the wire
 """
 
@@ -23,7 +24,7 @@ C = TypeVar("C", bound=Part)
 
 
 def tables_of(command: Part) -> Sequence[Any]:
-    """Return the parts of a command each of which names a table."""
+    """Return the parts of a command that name a table, one for each table."""
     kind: Any = type(command)
     found: list[Any] = []
     for name, names_table in _holding_tables(kind):
@@ -39,7 +40,10 @@ def tables_of(command: Part) -> Sequence[Any]:
 
 
 def with_tables(command: C, change: Callable[[Any], Any]) -> C:
-    """Return a command with the parts that name a table changed; itself, if none is."""
+    """Return a command with `change` applied to each part that names a table.
+
+    If no part changes, return the command itself.
+    """
     kind: Any = type(command)
     changed: dict[str, Any] = {}
     for name, names_table in _holding_tables(kind):
@@ -54,10 +58,10 @@ def with_tables(command: C, change: Callable[[Any], Any]) -> C:
 
 
 def arrays_of(command: Part) -> Sequence[tuple[Any, ArraySpec]]:
-    """Return the arrays that a command and its parts are given, its own first."""
+    """Return the arrays of a command and of its parts, the command's own arrays first."""
     found: list[tuple[Any, ArraySpec]] = []
     parts: list[Any] = [command]
-    for part in parts:  # which grow meanwhile
+    for part in parts:  # the list grows during the loop
         kind: Any = type(part)
         arrays, holding = _holding_arrays(kind)
         for name, spec in arrays:
@@ -80,8 +84,8 @@ def _names_table(kind: Any) -> bool:
 
 @cache
 def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a kind in which tables are named, and whether its own parts name
-    them."""
+    """Return the fields of a class that name tables, and whether the field's parts name a table
+    themselves (else parts within them do)."""
     return tuple(
         (name, _names_table(part))
         for name, part in _parts(kind).items()
@@ -91,14 +95,14 @@ def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
 
 @cache
 def _holding_arrays(kind: Any) -> tuple[list[tuple[str, ArraySpec]], list[str]]:
-    """Return the fields of a kind that are arrays, and those whose parts hold some."""
+    """Return the fields of a class that are arrays, and the fields whose parts contain arrays."""
     specs = {name: _spec(hint) for name, hint in _hints(kind).items()}
     own = [(name, spec) for name, spec in specs.items() if spec is not None]
     return own, [name for name, part in _parts(kind).items() if any(_holding_arrays(part))]
 
 
 def _parts(kind: Any) -> dict[str, Any]:
-    """Return the fields of a kind that hold parts, and the kind of these parts."""
+    """Return the fields of a class that contain parts, with the class of the parts."""
     inner = {name: _part(hint) for name, hint in _hints(kind).items()}
     return {name: part for name, part in inner.items() if part is not None}
 
@@ -117,7 +121,7 @@ def _given(hint: Any) -> Any:
 
 
 def _part(hint: Any) -> Any:
-    """Return the kind of part that a field holds, or each of its elements is."""
+    """Return the class of the part in a field, or of each part of its tuple."""
     hint = _given(hint)
     if get_origin(hint) is tuple:
         hint = get_args(hint)[0]

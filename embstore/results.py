@@ -1,4 +1,4 @@
-"""The results of commands. Data only; the same from an embedded store and from a server."""
+"""The results of commands, as plain data, equal for an embedded store and a server."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,27 +12,28 @@ from embstore.config import Limits, TableConfig
 from embstore.sharding import ShardMap
 
 Waits = Literal["late", "none"]
-"""The reason for which a trainer waits between two steps of a session."""
+"""The wait of a trainer between two steps of a session: "late", for late rows; "none", no wait."""
 
 
 EPOCH_STEP = 1 << 20
-"""The distance from one epoch to the epoch that a promotion begins: the old leader may meanwhile
-have begun others, one for each crash in which it lost commands, and clients must not take one for
-the other."""
+"""The distance from one epoch to the epoch that a promotion begins. The old leader may meanwhile
+have begun further epochs, one for each crash in which it lost commands, and clients must not
+mistake an epoch of one leader for an epoch of the other."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The store and the state that answered."""
+    """The store that answered, and its state."""
 
     store_id: str
-    """The directory's own name, made with it and never changed."""
+    """The id of the store's directory, made with it and never changed."""
     epoch: int
     """A number that grows when acknowledged commands are undone, by a restore or by a crash."""
     command: int
-    """The number of the last acknowledged command; for a mutating command its own."""
+    """The number of the last acknowledged command; after a mutating command, its own number."""
     instance: str = ""
-    """The process that remembers calls: another one after a restart, unless commands are logged."""
+    """The instance whose replay window remembers calls. After a restart it is another instance,
+    unless commands are logged."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,15 @@ class ServerLimits:
     chunk_bytes_max: int
     """Bytes of a piece of a stream."""
     queue_calls_max: int
-    """Calls that may wait for the engine."""
+    """Calls that can wait for the engine at a time."""
     inflight_bytes_max: int
-    """Bytes of requests and replies held at once."""
+    """Bytes of all requests and replies in memory at a time."""
     remembered_calls_max: int
-    """Answers remembered for one client."""
+    """Answers that the server remembers for one client."""
     call_timeout_s: float
-    """The deadline of a call that brings none."""
+    """The deadline of a call that names none."""
     call_timeout_max_s: float
-    """The longest deadline."""
+    """The longest deadline that a call can name."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,19 @@ class ServerInfo:
     read_only: bool
     limits: Limits
     server: ServerLimits | None = None
-    """None: the store is embedded."""
+    """The server's limits; None: the store is embedded."""
     process: str = ""
-    """The server's process: another one after every restart. Empty: the store is embedded."""
+    """The id of the server's process, which changes with every restart. Empty: the store is
+    embedded."""
     socket: str = ""
-    """Path on the server's host of the socket where it shares memory; empty: nowhere."""
+    """Path, on the server's host, of the socket of the shared-memory transport; empty: there is
+    none."""
     wire_dtypes: tuple[str, ...] = ()
-    """The dtypes that arrays of its messages may have; empty: the store is embedded."""
+    """The dtypes that arrays in the server's messages can have; empty: the store is embedded."""
     shard: int | None = None
-    """Its number; None: it is no shard of a cluster."""
+    """The store's number as a shard; None: it is not a shard of a cluster."""
     shard_map: ShardMap | None = None
-    """The map of the cluster, with the others' addresses."""
+    """The map of the cluster, with the addresses of all shards."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,9 @@ class TableDescription:
     """A table's configuration, id and t."""
 
     config: TableConfig
-    """The configuration, with today's rows and learning rate."""
+    """The configuration, with the current rows and learning rate."""
     table_id: int
-    """The table's id, never used again, also when the table is dropped."""
+    """The table's id, which is never used again, not even after the table is dropped."""
     t: int
 
 
@@ -101,95 +104,96 @@ class TableRows:
 
     table: str
     rows: Rows
-    """(n, dim), or (bags, dim)."""
+    """The rows, shape (n, dim), or (bags, dim) if they were pooled."""
     state: Rows | None
-    """(n, state_dim), of `ReadRows`."""
+    """Optimizer state, shape (n, state_dim), of `ReadRows`."""
     t: int
-    """The number of updates that the table had had."""
+    """The number of updates of the table when the rows were read."""
 
 
 @dataclass(frozen=True)
 class RowsRead:
-    """Rows of the tables that a command names, in its order."""
+    """Rows of the tables that a command names, in the command's order."""
 
     tables: tuple[TableRows, ...]
 
 
 @dataclass(frozen=True)
 class ScanFacts:
-    """The state that a scan reads."""
+    """The state of the table that a scan reads."""
 
     table: TableDescription
-    """The table at the command of the scan: its rows, learning rate and t."""
+    """The table at the command of the scan, with its rows, learning rate and t at that command."""
     command: int
-    """The last command whose effect the scan has."""
+    """The last command whose effect is in the scanned rows."""
     rows: int
-    """The number of rows of the scan, all together."""
+    """The total number of rows of the scan."""
     since_command: int = 0
-    """The last command whose rows it leaves out, unless they were written again; 0: it is whole."""
+    """The scan omits rows that were last written by this command or earlier; 0: it omits none."""
     since_t: int = 0
-    """t of the table at that command."""
+    """t of the table at `since_command`."""
     deleted: int = 0
-    """The number of rows that existed at that command and do not exist any more."""
+    """The number of rows that existed at `since_command` and no longer exist."""
 
 
 @dataclass(frozen=True)
 class ScannedRows:
-    """Some rows of a scan, by ascending key; for sparse keys in the order of the files."""
+    """Rows of a scan, by ascending key; for sparse keys, in the order of the files."""
 
     keys: Keys
-    """(n,)."""
+    """Keys, shape (n,)."""
     rows: Rows
-    """(n, dim)."""
+    """Weights, shape (n, dim)."""
     state: Rows | None
-    """(n, state_dim), where it was asked for."""
+    """Optimizer state, shape (n, state_dim), if the caller asked for it."""
     after: int = 0
-    """`low` of the next page."""
+    """The argument `low` of the next page."""
 
 
 @dataclass(frozen=True)
 class StepTableRows:
-    """Some of a step's rows of one table."""
+    """Rows of one table in a step, some or all."""
 
     table: str
     rows: Rows
-    """(n, dim)."""
+    """Rows, shape (n, dim)."""
     positions: Inverse | None
-    """(n,), the indices of the rows among the announced keys; None: all of them."""
+    """The indices of the rows among the announced keys, shape (n,); None: all announced keys."""
     t: int
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """Some of a step's rows: those that are early, or the others."""
+    """A step's early rows, which no earlier unfinished step uses, or its late rows, the rest."""
 
     tables: tuple[StepTableRows, ...]
     early: bool = False
-    """The others come later."""
+    """Whether these are the early rows, so that the late rows follow in a later result."""
 
 
 @dataclass(frozen=True)
 class StepRecords:
-    """Weights and state of rows of a step, by table in the order of the request."""
+    """Weights and state of rows of a step, by table, in the order of the request."""
 
     tables: tuple[TableRows, ...]
     last_step: int
-    """The last step that they have seen: it was finished, and the next one was not."""
+    """The last finished step when the rows were read: they contain all updates up to it."""
 
     def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return which rows of each table, as an index, have seen each last step."""
+        """Return (step, {table: index}) pairs; these rows contain all updates up to that step."""
         return [(self.last_step, {part.table: slice(None) for part in self.tables})]
 
 
 @dataclass(frozen=True)
 class ShardedStepRecords(StepRecords):
-    """The records of shards that are at different steps; `last_step` is the earliest."""
+    """Records from shards that are at different steps; `last_step` is the earliest of these
+    steps."""
 
     last_steps: dict[str, NDArray[np.int64]]
-    """(n,) by table: the last step that each row has seen."""
+    """By table, shape (n,): for each row, the step up to which it contains all updates."""
 
     def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return which rows of each table, as an index, have seen each last step."""
+        """Return (step, {table: index}) pairs; these rows contain all updates up to that step."""
         steps = {int(step) for of in self.last_steps.values() for step in np.unique(of)}
         return [
             (step, {name: np.flatnonzero(of == step) for name, of in self.last_steps.items()})
@@ -199,19 +203,19 @@ class ShardedStepRecords(StepRecords):
 
 @dataclass(frozen=True)
 class Warmed:
-    """How far a warm-up of the cache is."""
+    """The progress of a warm-up of the cache."""
 
     rows: int
-    """Rows brought in."""
+    """The number of rows read into the cache so far."""
     of: int
-    """Rows to bring in; 0: not known yet."""
+    """The number of rows to read in total; 0: not known yet."""
     finished: bool
 
 
 @dataclass(frozen=True)
 class Digest:
-    """The digest of a table's content, 64 hexadecimal digits, the t that is in it, and the command
-    after which the content was read."""
+    """The digest of a table's content as 64 hexadecimal digits, the t that it covers, and the
+    command after which the content was read."""
 
     digest: str
     t: int
@@ -220,23 +224,23 @@ class Digest:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Some leaves of a table's digest, of blocks with a written row (docs/contract.md, rule 11)."""
+    """Leaves of a table's digest, for blocks with a written row (docs/contract.md, rule 11)."""
 
     digest: Digest
-    """The digest of the whole table: pages of one digest go together."""
+    """The digest of the whole table. Pages belong together if their digests are equal."""
     records: bytes
     """For each block, ascending: its number (uint64, little-endian), then its leaf, 32 bytes.
-    Empty: there are none from `low` on."""
+    Empty: there are no blocks from `low` on."""
 
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """The outcome of a mutating call: its command number, and the table's t after it."""
+    """The outcome of a mutating call: its command number, and the table's t after the call."""
 
     command: int
     t: int
     skipped: bool = False
-    """True for an update that on_nonfinite="skip" skipped: no row and no t has changed."""
+    """Whether an update was skipped because of on_nonfinite="skip": no row and no t has changed."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +254,8 @@ class AcknowledgedUpdate:
 
 @dataclass(frozen=True)
 class Deleted:
-    """The outcome of a deletion: its command number, the table's t, and how many rows had been
-    written."""
+    """The outcome of a deletion: its command number, the table's t, and how many written rows it
+    deleted."""
 
     command: int
     t: int
@@ -264,7 +268,7 @@ class SessionFacts:
 
     name: str
     last_step: int
-    """The last finished step, 0 for none; the next to announce is one more."""
+    """The last finished step, 0 for none. The next step to announce is one more."""
     tables: tuple[str, ...]
     lookahead_steps_max: int
     world_size: int
@@ -273,36 +277,39 @@ class SessionFacts:
     lease_ms: int
     rank_timeout_ms: int
     waits: Waits = "late"
-    """"none": the trainer runs ahead of the store."""
+    """"none": the trainer runs ahead of the store; "late": it waits for the rows of each step."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """One rank's place in a session; its calls name `member`."""
+    """One rank's membership of a session; the rank's calls name `member`."""
 
     member: str
     name: str
     rank: int
     last_step: int
     rank_timeout_ms: int
-    """How long its calls may wait for other ranks: the session's, or 0 where it has one rank."""
+    """How long the rank's calls can wait for other ranks: the session's timeout, or 0 if the
+    session has one rank."""
 
 
 @dataclass(frozen=True)
 class Announced:
-    """How far a session has come: steps announced by this rank, and steps planned."""
+    """The progress of a session: the last step announced by this rank, and the last step
+    planned."""
 
     announced_step: int
     planned_step: int
     held_back: bool
-    """Planning waits: the rows of the steps before leave no room for the next one's."""
+    """Whether planning waits because the rows of earlier steps leave no space for the next
+    step's."""
     ranks_at_work: int = 0
-    """The ranks that may still announce steps."""
+    """The number of ranks that can still announce steps."""
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The facts of a table that training changes, apart from its rows."""
+    """The properties of a table that training changes, without its rows."""
 
     rows: int
     t: int
@@ -311,13 +318,13 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class HotSetFacts:
-    """The hot set that is to be pinned in the cache, and how much of it is pinned."""
+    """The hot set that the cache pins or is about to pin, and how much of it is pinned."""
 
     version: int
-    """0: none."""
+    """The version of the hot set; 0: there is no hot set."""
     rows: int
     bytes: int
-    """The bytes of its rows, as the set says; 0: unknown."""
+    """The bytes of the set's rows, as the set states them; 0: unknown."""
     pinned_rows: int
 
 
@@ -327,7 +334,7 @@ class BackupFacts:
 
     label: str
     command: int
-    """The last command in it."""
+    """The last command whose effect the backup contains."""
     files: int
     bytes: int
     new_files: int
@@ -336,7 +343,7 @@ class BackupFacts:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One table in a state."""
+    """One table, as a state of the store records it."""
 
     table_id: int
     identity: dict[str, Any]
@@ -345,7 +352,7 @@ class TableEntry:
     t: int
 
     def config(self) -> TableConfig:
-        """Return the configuration, checked anew."""
+        """Return the configuration, checked again."""
         return TableConfig.from_identity(
             self.identity, rows=self.rows, learning_rate=self.learning_rate
         )
@@ -353,33 +360,34 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Place:
-    """The progress of a session that may be resumed."""
+    """The resume position of a session's name."""
 
     step: int
     """The last finished step."""
     table_ids: dict[str, int] = field(default_factory=dict)
-    """The ids of its tables, by name: a table dropped and made again has not seen those steps."""
+    """The ids of the session's tables, by name. A table that was dropped and created again has
+    another id, and has not seen the steps."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The store at a commit."""
+    """The state of the store at a commit, without its rows."""
 
     commit: int = 0
     command: int = 0
     tables: tuple[TableEntry, ...] = ()
     places: dict[str, Place] = field(default_factory=dict)
-    """The place of each session that may be resumed."""
+    """The resume position of each session that can be resumed, by the session's name."""
 
     @cached_property
     def table_ids(self) -> frozenset[int]:
-        """The ids of its tables."""
+        """The ids of the state's tables."""
         return frozenset(table.table_id for table in self.tables)
 
 
 @dataclass(frozen=True)
 class NamedPlace:
-    """The place of a session that may be resumed, with its name."""
+    """The resume position of a session, with the session's name."""
 
     session: str
     step: int
@@ -388,20 +396,20 @@ class NamedPlace:
 
 @dataclass(frozen=True)
 class Barrier:
-    """The position of a store between two commands, without its rows."""
+    """The position of a store between two commands; it contains no rows."""
 
     command: int
     """The number of the last command."""
     tables: tuple[TableDescription, ...]
     """The tables, by name."""
     next_table_id: int
-    """The id of the next table that is made."""
+    """The id of the next table that is created."""
     places: tuple[NamedPlace, ...]
-    """The places, by session."""
+    """The resume positions of sessions, ordered by session."""
 
     def is_of(self, other: "Barrier") -> bool:
-        """Return whether two shards are at one barrier: they have the same tables, with as many
-        updates, and the same progress of sessions."""
+        """Return whether two shards are at one barrier: they have the same tables, with the same
+        number of updates, and the same progress of sessions."""
         return (self.tables, self.places) == (other.tables, other.places)
 
 
@@ -409,27 +417,28 @@ class Barrier:
 class KeptCheckpoint:
     """A state kept under a label, with the caller's metadata.
 
-    A scan at its label tells what a table was in it.
+    A scan as of this label reads the content of a table in this state.
     """
 
     label: str
     metadata: dict[str, Any]
     command: int
-    """The last that it holds."""
+    """The number of the last command in the state."""
     tables: int | None = None
-    """How many it has; None: that is not for the caller to know, who may not read all of them."""
+    """The number of tables; None: hidden, because the caller is not allowed to read all tables."""
     content: str = ""
-    """Equal for two shards whose tables have the same ids, rows, learning rates and t. Only tables
-    that the caller may read are compared: t counts the updates of a table, and a hash of small
-    numbers is guessed."""
+    """A text that is equal for two shards whose tables have the same ids, rows, learning rates and
+    t. It covers only tables that the caller is allowed to read: t reveals the number of updates of
+    a table, and a hash of small numbers could be guessed."""
     made_at: float | None = field(default=None, compare=False)
-    """Seconds since the Unix epoch, by the clock of its machine; None: not known, as for
-    checkpoints of older versions, and through a server. It is no part of a checkpoint's
-    identity."""
+    """Time of the checkpoint in seconds since the Unix epoch, by the clock of its machine. None:
+    not known, as for checkpoints of older versions, and through a server. It is not part of a
+    checkpoint's identity."""
     protected: bool = False
-    """Newer checkpoints do not push it out, and it is not dropped."""
+    """Whether the checkpoint is protected: newer checkpoints do not push it out, and it cannot be
+    dropped."""
 
     @property
     def without_metadata(self) -> "KeptCheckpoint":
-        """Itself, with empty metadata."""
+        """The same checkpoint, with empty metadata."""
         return replace(self, metadata={})

@@ -1,17 +1,17 @@
 """The names that a command concerns, and the right that its sender needs on them.
 
-A command has one **right** (`Command.right`), which is needed on these names:
+A command has one **right** (`Command.right`), which its sender needs on these names:
 
-    tables     the tables that the command names, or gives a learning rate for; to create one, its
-               future name
-    a label    commands `ON_ITS_LABEL` need theirs there, as if it were a table's name; those that
-               read a table as of a label, on both
-    a session  commands of a session need theirs on the session's tables; the server knows its
-               tables
+    tables     the tables that the command names, or gives a learning rate for; to create a table,
+               its future name
+    a label    commands with the trait `ON_ITS_LABEL` need their right on the label, as if it were
+               a table's name; commands that read a table as of a label need it on both
+    a session  commands of a session need their right on the session's tables, which the server
+               knows
     everything a command that names none of these concerns all tables
 
-Rights are granted by **patterns** of names, in which * stands for any characters, slashes too:
-`team/*` are the tables of a namespace, and * is everything.
+Rights are granted for **patterns** of names, in which * stands for any characters, slashes too:
+`team/*` matches the tables of a namespace, and * matches everything.
 """
 
 import re
@@ -23,7 +23,7 @@ from typing import Any, cast
 from embstore.commands import Command, Part, Trait
 
 EVERYTHING = "*"
-"""As a pattern: every name. As a name: one that only that pattern matches."""
+"""As a pattern, it matches every name. As a name, it is matched only by this pattern."""
 
 _NAMING = {"table", "config", "tables", "ranks", "keys", "gradients", "options", "learning_rates"}
 _LABELS = "label", "since"
@@ -41,12 +41,12 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def concerned(command: Command[Any]) -> tuple[str, ...]:
-    """Return the names on which a command's right is needed; EVERYTHING, where it names none."""
+    """Return the names on which a command's right is needed; EVERYTHING if it names none."""
     if Trait.ON_ITS_LABEL in command.traits:
         return (cast(Any, command).label,)
     names: dict[str, None] = {}
     _add_names(command, names)
-    if names:  # else it is of all tables
+    if names:  # else it concerns all tables
         labels = (getattr(command, field, None) for field in _LABELS)
         names |= {label: None for label in labels if isinstance(label, str)}
     return tuple(names) or (EVERYTHING,)
@@ -71,5 +71,5 @@ def _add_names(part: Part, names: dict[str, None]) -> None:
 
 @cache
 def _naming(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a command, or of a part of one, that name what it concerns."""
+    """Return the fields of a command, or of a part, that name the objects it concerns."""
     return tuple(field.name for field in fields(kind) if field.name in _NAMING)

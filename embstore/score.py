@@ -1,7 +1,7 @@
-"""A slot's score: an int64 that says when the slot may be given to another row, in fields.
+"""A slot's score: an int64 that orders slots for eviction, in bit fields.
 
-    bit 63        PENDING: the slot has its key, its row comes later; the score is negative
-    bits 52..62   pins: how many keep the row in its slot, at most PINS_MAX
+    bit 63        PENDING: the slot has its key, its row is still being read; the score is negative
+    bits 52..62   pins: the number of users that keep the row in its slot, at most PINS_MAX
     bit 51        FORESEEN: an announced step will use the row
                   not foreseen                       foreseen
                   bits 40..50  the count             bits 11..50  the rank of its next use
@@ -9,9 +9,9 @@
                                last call that
                                touched the row
 
-So the scores of slots that may be given away are [0, PIN_ONE), and among them a row that will be
-used is above every row of which nothing is known. The count is the policy's (cache/policies.py),
-and stays what it was when a row is foreseen, and when it is so no longer.
+Slots that can be evicted thus have the scores [0, PIN_ONE). Among them a row that an announced step
+will use is above every row without a known use. The count belongs to the policy
+(cache/policies.py); it does not change when a row becomes foreseen, or ceases to be.
 
 The CUDA kernels have the same constants (`kernels/score.cuh`).
 """
@@ -25,7 +25,7 @@ CLOCK_BITS = 40
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
 RANK_SHIFT = 11
 NO_USE, UNCHANGED = -1, -2
-"""In place of a rank: no use is known; the slot stays as it is."""
+"""Values in place of a rank: no use is known; the slot stays unchanged."""
 COUNT_MAX = (1 << 11) - 1
 COUNT_NONE, COUNT_UP, COUNT_KEEP = range(3)
-"""What a touch does to the count: makes it 0, one more, or leaves it."""
+"""The effect of a touch on the count: make it 0, add one, or leave it."""

@@ -1,8 +1,8 @@
 """The map of a cluster: which shard has which rows, as a value.
 
-A row belongs to a partition, by its table's seed and its key alone (contract.md, rule 12). The map
-gives each partition to one of the cluster's shards. Shards are servers, and know the map; a client
-asks any of them for it. When partitions move, the map gets the next version.
+Each row belongs to a partition, determined by its table's seed and its key alone (contract.md, rule
+12). The map assigns each partition to one of the cluster's shards. The shards are servers and know
+the map; a client asks any of them for it. When partitions move, the map gets the next version.
 """
 
 import json
@@ -22,17 +22,18 @@ class ShardMap:
 
     Raises
     ------
-    InvalidArgumentError : on construction, if a value is not as its description says.
+    InvalidArgumentError : on construction, if a value does not match its description.
     """
 
     cluster: str
-    """The cluster's own name, made with it and never changed."""
+    """The id of the cluster, made with it and never changed."""
     version: int
-    """>= 1. The later of two maps of one cluster has the larger one."""
+    """Version, >= 1. The newer of two maps of one cluster has the larger version."""
     shards: tuple[str, ...]
-    """The gRPC address of each shard, "host:port"; a shard's index in here is its number."""
+    """The gRPC address of each shard, "host:port". The index of an address is the shard's
+    number."""
     owners: tuple[int, ...]
-    """(PARTITIONS,): the number of the shard that has each partition."""
+    """The number of the shard that owns each partition, shape (PARTITIONS,)."""
 
     def __post_init__(self) -> None:
         def refuse(what: str, found: object) -> InvalidArgumentError:
@@ -54,19 +55,19 @@ class ShardMap:
 
     @classmethod
     def even(cls, cluster: str, shards: "tuple[str, ...] | list[str]") -> "ShardMap":
-        """Return the first map of a cluster: every shard has about as many partitions."""
+        """Return the first map of a cluster, with partitions distributed evenly over all shards."""
         given = tuple(shards)
         return cls(cluster, 1, given, tuple(p % max(len(given), 1) for p in range(PARTITIONS)))
 
     # The next maps
 
     def joined_by(self, shards: "tuple[str, ...] | list[str]") -> "ShardMap":
-        """Return the next map, with more shards, that have no partition yet."""
+        """Return the next map, with additional shards that own no partition yet."""
         return replace(self, version=self.version + 1, shards=(*self.shards, *shards))
 
     def evened(self, count: int) -> "ShardMap":
-        """Return the next map, in which the first `count` shards have about as many partitions, and
-        the others none. It moves as few partitions as it can."""
+        """Return the next map, in which the first `count` shards own equal numbers of partitions,
+        give or take one, and the other shards own none. It moves as few partitions as possible."""
         if not 1 <= count <= len(self.shards):
             raise InvalidArgumentError(
                 f"shard map: expected 1 to {len(self.shards)} shards to have partitions, found "
@@ -91,27 +92,27 @@ class ShardMap:
         return replace(self, version=self.version + 1, owners=tuple(owners))
 
     def left_by(self, count: int) -> "ShardMap":
-        """Return the next map, without the last `count` shards, which have no partition.
+        """Return the next map, without the last `count` shards, which must own no partition.
 
         Raises
         ------
-        InvalidArgumentError : one of them has some.
+        InvalidArgumentError : one of these shards owns a partition.
         """
         return replace(
             self, version=self.version + 1, shards=self.shards[: len(self.shards) - count]
         )
 
     def to_json(self) -> str:
-        """Return the map as the text of a file."""
+        """Return the map as JSON, for a file."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "ShardMap":
-        """Return the map of such a text.
+        """Return the map from the JSON that `to_json` returned.
 
         Raises
         ------
-        InvalidArgumentError : it is no such text.
+        InvalidArgumentError : the text is not the JSON of a map.
         """
         try:
             given: Any = json.loads(text)

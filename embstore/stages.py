@@ -1,12 +1,12 @@
 """Time of calls by stage, measured by laps.
 
-A lap is the time since the last lap; so stages add up to the call. Each part of a call appends its
-name and the time at its end:
+A lap is the time since the previous lap ended, so the stages of a call add up to the whole call.
+Each part of a call appends its name and the time at its end:
 
     stages.laps += "gather", now()
 
-This calls no Python function, which a call of few keys would notice. Laps are added up when the
-totals are read, or when there are many.
+This line calls no Python function, because a function call would measurably slow down calls of few
+keys. Laps are added up when the totals are read, or when there are many laps.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from time import monotonic_ns as now
 from embstore.stats import counter
 
 LAPS_MAX = 1000
-"""The number of laps that wait to be added up."""
+"""The most laps that wait to be added up."""
 __all__ = ["LAPS_MAX", "StageSeconds", "StageStats", "Stages", "now"]
 
 
 @dataclass
 class StageStats:
-    """One part of the work of calls."""
+    """The time of one stage of the work on calls."""
 
     seconds: float = counter("Time of calls spent in the stage.")
     laps: int = counter("How often the stage was passed.")
@@ -40,14 +40,14 @@ class Stages:
 
     def __init__(self) -> None:
         self.laps: list[str | int] = []
-        """Laps that are not yet added up: for each call "" and its start, then the name of each
-        stage, and its end."""
+        """Laps that are not yet added up. Each call appends "" and its start, then the name and the
+        end of each stage."""
         self.of_work = StageSeconds()
-        """The times of the work at hand: a server puts a new one here before each task."""
+        """The times of the current task: a server assigns a new object before each task."""
         self._by_name: dict[str, StageStats] = {}
 
     def add_up(self) -> None:
-        """Add up the laps."""
+        """Add the waiting laps to the totals."""
         laps, self.laps, began = self.laps, [], 0
         for place in range(0, len(laps), 2):
             stage, ended = laps[place], laps[place + 1]
@@ -63,10 +63,10 @@ class Stages:
 
     @property
     def by_name(self) -> dict[str, StageStats]:
-        """All stages so far."""
+        """The totals of all stages so far."""
         self.add_up()
         return self._by_name
 
     def seconds(self) -> dict[str, float]:
-        """Return {stage: seconds}."""
+        """Return the total seconds of each stage, {stage: seconds}."""
         return {name: stats.seconds for name, stats in self.by_name.items()}

@@ -10,20 +10,22 @@ Each part of the store declares its stats as fields of a dataclass:
     class StorageStats:
         log_bytes: int = gauge("Bytes of the log.", lambda storage: storage.log.bytes)
 
-A declaration has a kind, a help text and, if the value is not an attribute of that name, a function
-that reads it from its source: `Counters` counts in its own fields, `StorageStats` only says where
-the values of a `Storage` are. `document` reads all stats of a source as plain numbers and texts.
-From the declarations (`declared`) follow the models of REST, the metrics of Prometheus and the
-output of `embstore stats`; nothing else names a stat.
+A declaration has a kind and a help text. If the value is not an attribute of the declaration's
+name, it also has a function that reads the value from its source. `Counters` counts in its own
+fields; `StorageStats` only says where to find the values of a `Storage`. `document` reads all stats
+of a source as plain numbers and texts. The models of REST, the metrics of Prometheus and the output
+of `embstore stats` are generated from the declarations (`declared`), so that nothing else names a
+stat.
 
-Kinds: a **counter** only grows; a **gauge** is any other number; a **ratio** is a share of two
-counts, which Prometheus computes from these, so it has no metric; a **flag** is true or false; a
-**text** or a list of **texts** describes; an **info** is a text that labels an info metric; a
-**label** names the part that it stands in, in all metrics of that part; a **part** has stats of its
-own: it is one, a dict by name, or a list; a **histogram** is a part that summarizes times.
+Kinds: a **counter** only grows; a **gauge** is any other number; a **ratio** is a quotient of two
+counts, which Prometheus computes from the counts, so it has no metric; a **flag** is true or false;
+a **text** or a list of **texts** describes something; an **info** is a text that labels an info
+metric; a **label** is a text that labels all metrics of the part that contains it; a **part**
+contains stats of its own, and is one object, a dict by name, or a list; a **histogram** is a part
+that summarizes times.
 
-A name ends with its unit: `_bytes`, `_s` (seconds). The metric of a stat is its name behind the
-prefix of its part, with `_seconds` for `_s`, unless the declaration names another one.
+A name ends with its unit: `_bytes`, `_s` (seconds). The metric of a stat is the prefix of its part
+followed by its name, with `_seconds` for `_s`, unless the declaration names another metric.
 """
 
 import re
@@ -36,30 +38,31 @@ from typing import Any, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Stat:
-    """One declaration."""
+    """The declaration of one stat."""
 
     name: str
     type: Any
     kind: str
     help: str
     read: Callable[[Any], Any]
-    """Returns the value, given the source."""
+    """Function that returns the value, given the source."""
     metric: str
-    """The metric's name without the prefix; of a part, the prefix; of an info, the info metric."""
+    """The metric's name without the prefix. For a part it is the prefix; for an info, the info
+    metric."""
     label: str
-    """The label of a dict's keys, or of a text; for a list of parts, the metric of their number."""
+    """The label for a dict's keys, or for a text; for a list of parts, the metric of its length."""
     labels: Mapping[str, str]
-    """Labels that every sample of the metric has."""
+    """Labels of every sample of the metric."""
 
     @property
     def unit(self) -> str:
-        """The unit: bytes, seconds, or none."""
+        """The unit: "bytes", "seconds", or ""."""
         words = f"{self.name}_{self.metric}".split("_")
         return "bytes" if "bytes" in words else "seconds" if {"s", "seconds"} & {*words} else ""
 
     @property
     def part(self) -> type | None:
-        """The class of a part's declarations; None: it is no part."""
+        """The class that declares the stats of a part; None: the stat is not a part."""
         found = (one for one in (self.type, *get_args(self.type)) if is_dataclass(one))
         return next(found, None)
 
@@ -91,13 +94,13 @@ part = partial(_declare, "part", default=None)
 
 
 def inline(read: Callable[[Any], Any]) -> Any:
-    """Declare a part whose stats are shown among its owner's."""
+    """Declare a part whose stats are shown among the stats of the object that contains it."""
     return _declare("inline", "", read, default=None)
 
 
 @cache
 def declared(of: type) -> tuple[Stat, ...]:
-    """Return the declarations of a class, in their order."""
+    """Return the declarations of a class, in order."""
     return tuple(_declared(of))
 
 
@@ -119,9 +122,9 @@ def _chained(outer: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Callab
 
 
 def document(of: type, source: Any) -> dict[str, Any]:
-    """Return the stats of a source, by name: numbers, texts, lists and dicts of these.
+    """Return the stats of a source, by name, as numbers, texts, lists and dicts.
 
-    A part may be a document already; it is taken as it is.
+    A part that is a document already is returned unchanged.
     """
     return {stat.name: _value(stat, stat.read(source)) for stat in declared(of)}
 
@@ -138,5 +141,5 @@ def _value(stat: Stat, found: Any) -> Any:
 
 
 def share(count: float, whole: float, of_nothing: float | None = None) -> float | None:
-    """Return count / whole; `of_nothing` where whole is 0."""
+    """Return count / whole, or `of_nothing` if whole is 0."""
     return count / whole if whole else of_nothing

@@ -1,7 +1,7 @@
-"""Gradients of a step's occurrences, summed by key on the host.
+"""Sum the gradients of a step's occurrences by key, on the host.
 
-A store that has the gradients in its own memory sums them where they are. Gradients that travel, or
-wait for other ranks, are one sum a key (contract.md, rules 2 and 8).
+A store that has the gradients in its own memory sums them there. Gradients that are sent, or that
+wait for other ranks, are summed first, to one gradient per key (contract.md, rules 2 and 8).
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ from embstore.arithmetic import bag_gradients, sum_by_key
 
 
 def summed_part(part: c.StepGradients, count: int) -> c.StepGradients:
-    """Return gradients of occurrences as one sum for each of those keys that occur; other gradients
-    as they are.
+    """Return gradients of occurrences as one sum for each key that occurs; return other gradients
+    unchanged.
 
-    count : how many keys were announced; `part.inverse` is below it
+    count : number of announced keys; the values of `part.inverse` are below it
     """
     inverse, rows, bags = part.inverse, part.gradients, part.bags
     if inverse is None:

@@ -1,4 +1,4 @@
-"""Values that hold arrays: equal if all their fields are, arrays bit by bit."""
+"""Values that contain arrays. Two values are equal if all fields are, arrays bit by bit."""
 
 from dataclasses import fields
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Value:
-    """Base of dataclasses made with eq=False, whose fields may be arrays."""
+    """Base of dataclasses made with eq=False, whose fields can be arrays."""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -20,7 +20,7 @@ class Value:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, arrays in dtype, shape and bits."""
+    """Return whether two values are equal; arrays must agree in dtype, shape and bits."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return (
             isinstance(one, np.ndarray)

@@ -1,14 +1,14 @@
-"""What a release is made of: `python -m release`, which `make release` calls.
+"""Builds a release: `python -m release`, which `make release` calls.
 
-Everything is built of what git exports of one commit, so that neither a file that is not committed
-nor the owner's umask is in it. The same commit gives the same bytes, for the same versions of what
-builds (the extra `release` names them) and the same Python: times are the commit's, names are
-sorted, owners and modes fixed.
+Everything is built from git's export of one commit, so that it contains no uncommitted file, and
+does not depend on the owner's umask. The same commit gives the same bytes, if the build tools (the
+extra `release` names them) and Python have the same versions: times are the commit's, names are
+sorted, owners and modes are fixed.
 
     source.py       the commit, exported
     packages.py     sdist and wheels of Python
     archives.py     archives of the clients in other languages, and of the .proto file
     reference.py    the .proto file as a page
     bill.py         the bill of materials (SPDX)
-    installed.py    tries a wheel where nothing else is (`make test-installed`)
+    installed.py    tries a wheel in an empty environment (`make test-installed`)
 """

@@ -12,7 +12,7 @@ from release import archives, bill, packages, source
 
 
 def main() -> None:
-    """Build a release, or two to compare."""
+    """Build a release, or two releases to compare."""
     parser = argparse.ArgumentParser(prog="python -m release", description=__doc__)
     parser.add_argument("--target", type=Path, default=source.ROOT / "dist")
     parser.add_argument(
@@ -53,7 +53,7 @@ def build(target: Path, kernels: Path | None) -> str:
 
 
 def check(target: Path) -> None:
-    """Have the tools of others check what was built."""
+    """Check the built files with tools of other projects."""
     wheels = sorted(map(str, target.glob("*.whl")))
     (sdist,) = map(str, target.glob("embstore-[0-9]*.tar.gz"))
     (spdx,) = map(str, target.glob("*.spdx.json"))

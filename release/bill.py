@@ -1,7 +1,7 @@
-"""The bill of materials: what is in a release, and what it needs, as SPDX 2.3.
+"""The bill of materials: the contents of a release, and its dependencies, as SPDX 2.3.
 
-Dependencies have the bounds that the package declares, and no versions: those are chosen where it
-is installed. What is vendored has its version and licence.
+Dependencies have the bounds that the package declares, and no versions, which are chosen at
+installation. Vendored code has its version and licence.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ _UPLOT = "server/embstore_server/page/vendor/uPlot.iife.min.js"
 _UPLOT_VERSION = re.compile(r"uPlot \(v([\d.]+)\)")
 _EXTRAS = ("cli", "fast", "server", "cuda12", "cuda13", "data", "torch", "jax", "keras", "otel")
 _EXTRAS += ("ray", "remote")
-"""Of users; the others are of those who work on the code."""
+"""Extras for users; the other extras are for developers of embstore."""
 
 
 def write(source: Source, target: Path) -> Path:
-    """Write the bill of the files in a folder, next to them."""
+    """Write the bill of the files in a folder into that folder."""
     root = _package("embstore", source.version, licence="Apache-2.0")
     vendored = (source.path / _UPLOT).read_text()[:200]
     match = _UPLOT_VERSION.search(vendored)
@@ -60,7 +60,8 @@ def write(source: Source, target: Path) -> Path:
 
 
 def dependencies(source: Source) -> list[tuple[dict[str, Any], str]]:
-    """Return each package that pyproject.toml and package.json name, with its extra; "": always."""
+    """Return each package that pyproject.toml and package.json name, with its extra; "":
+    required."""
     project = tomllib.loads((source.path / "pyproject.toml").read_text())["project"]
     wanted = [(line, "") for line in project["dependencies"]]
     for extra in _EXTRAS:

@@ -1,9 +1,9 @@
-"""Tries a wheel as a stranger has it: an empty folder and environment, and nothing of a clone.
+"""Tries a wheel as a new user would: in an empty folder and environment, without a clone.
 
-`python -m release.installed [WHEEL]` needs the standard library alone. It installs the wheel with
-the extra `server`, starts `embstore serve`, runs the example of the README until its result is
-there, and says how many seconds that took, of the clock and of processors. Then the command line,
-REST and a trainer with an embedded twin are tried.
+`python -m release.installed [WHEEL]` needs only the standard library. It installs the wheel with
+the extra `server`, starts `embstore serve`, and runs the README's example to its result. It prints
+how many seconds that took, of the clock and of processors. Then it tries the command line, REST,
+and a trainer that compares the server with an embedded store.
 """
 
 import os
@@ -26,7 +26,7 @@ _READY_WITHIN_S = 600
 
 
 def main() -> None:
-    """Try the wheel that is named, or the one of dist/ for this machine."""
+    """Try the named wheel, or the wheel in dist/ for this machine."""
     wheel = Path(sys.argv[1]) if sys.argv[1:] else wheel_for_this_machine(ROOT / "dist")
     readme = (ROOT / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def wheel_for_this_machine(folder: Path) -> Path:
-    """Return the wheel that pip would take."""
+    """Return the wheel that pip would choose."""
     kind = "manylinux*_x86_64" if platform.machine() == "x86_64" else "any"
     found = [*folder.glob(f"embstore-*-{kind}.whl")]
     if len(found) != 1:
@@ -56,17 +56,17 @@ def wheel_for_this_machine(folder: Path) -> Path:
 
 
 class Place:
-    """An environment of its own in an empty folder, which knows of nothing outside."""
+    """A separate environment in an empty folder, without access to other packages."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bin = path / "venv" / "bin"
-        known = ("PATH", "LANG", "PIP_")  # where pip finds packages is the machine's affair
+        known = ("PATH", "LANG", "PIP_")  # pip's package index is the machine's setting
         self._environment = {n: v for n, v in os.environ.items() if n.startswith(known)}
         self._environment |= {"HOME": str(path), "XDG_CACHE_HOME": str(path / "cache")}
 
     def install(self, wheel: Path) -> None:
-        """Make the environment, and install a wheel with the extra `server`."""
+        """Create the environment, and install a wheel with the extra `server`."""
         self._run([sys.executable, "-m", "venv", str(self._bin.parent)])
         words = [
             "install",
@@ -78,11 +78,11 @@ class Place:
         self.python("-m", "pip", *words, f"{wheel}[server]")
 
     def python(self, *words: str) -> str:
-        """Run Python in the folder; return what it prints."""
+        """Run Python in the folder; return its output."""
         return self._run([str(self._bin / "python"), *words])
 
     def try_commands(self, listen: str) -> None:
-        """Have the command line answer."""
+        """Check that the command line works."""
         command = str(self._bin / "embstore")
         print(self._run([command, "--version"]), end="")
         tables = self._run([command, "table", "list", "--address", listen])
@@ -93,7 +93,7 @@ class Place:
 
     @contextmanager
     def serving(self, *words: str) -> Iterator[None]:
-        """Serve; end it by SIGTERM, and see that it ends well."""
+        """Run a server in the block. End it by SIGTERM, and check that it ends with status 0."""
         command = [str(self._bin / "embstore"), "serve", "--data", "tables", *words]
         log = self._path / "log"
         with log.open("wb") as output:
@@ -121,7 +121,7 @@ class Place:
 
 
 def try_rest(admin: str) -> None:
-    """Have REST and the page answer."""
+    """Check that REST and the page answer."""
     opened = build_opener(ProxyHandler({})).open
     for path, expected in (("/", b"<title>"), ("/readyz", b""), ("/openapi.json", b"openapi")):
         with opened(f"http://{admin}{path}", timeout=60) as answer:
@@ -129,7 +129,7 @@ def try_rest(admin: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return an unused port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -137,9 +137,9 @@ def free_port() -> int:
 
 
 def say(what: str, began: float) -> None:
-    """Print how far it is."""
+    """Print the progress, with the seconds so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime  # of those that have ended
+    cpu = used.ru_utime + used.ru_stime  # of child processes that have ended
     print(f"installed: {what} after {time.monotonic() - began:.1f} s, {cpu:.1f} s of processors")
     sys.stdout.flush()
 

@@ -1,9 +1,9 @@
 """The packages of Python: an sdist, a wheel for any machine, a wheel with compiled kernels.
 
-Compiled kernels are object files for x86-64 with AVX2. They call Python's stable ABI and the C
-library alone, so one wheel serves every version of Python from 3.11 on, and every Linux of glibc.
-pip takes it where its tag fits, and else the other one, whose first start compiles. A processor
-without AVX2 compiles with either.
+Compiled kernels are object files for x86-64 with AVX2. They call only Python's stable ABI and the C
+library, so one wheel works with every version of Python from 3.11 on, and with every Linux that has
+glibc. pip chooses it if its tag fits, and otherwise the other wheel, whose first start compiles the
+kernels. On a processor without AVX2 the kernels are compiled with either wheel.
 """
 
 import os
@@ -22,8 +22,8 @@ _PARTS = (".", "client", "proto", "server")
 def build(source: Source, target: Path, kernels: Path | None) -> None:
     """Build sdist and wheels into a folder.
 
-    kernels : folder of compiled kernels, of which those are taken that were compiled from the same
-        sources; None: all are compiled
+    kernels : folder of compiled kernels; those that were compiled from the same sources are used.
+        None: all kernels are compiled
     """
     _build(source, target, "--sdist", "--wheel")
     count = compile_kernels(source, kernels)
@@ -38,19 +38,18 @@ def build(source: Source, target: Path, kernels: Path | None) -> None:
 
 
 def compile_kernels(source: Source, kernels: Path | None) -> int:
-    """Have every kernel compiled in the source; return how many there are."""
+    """Compile every kernel in the source; return the number of kernels."""
     folder = source.path / KERNELS
     if kernels is not None:
         shutil.copytree(kernels, folder)
-    cache = (
-        source.path.parent / "cache"
-    )  # an empty one: else what is there is not put into the source
+    # This cache is empty: a kernel that is in a cache would not be written into the source.
+    cache = source.path.parent / "cache"
     run(["-m", "embstore_server", "compile"], source, XDG_CACHE_HOME=str(cache))
     program = "from embstore_tools.commands.compile import kernels; print(*kernels())"
     names = run(["-c", program], source, stdout=subprocess.PIPE).split()
     for path in folder.iterdir():
         if path.name.rpartition("-x86-64-v3")[0] not in names:
-            path.unlink()  # of a kernel that is no more
+            path.unlink()  # of a kernel that does not exist any more
     found = len(list(folder.iterdir()))
     assert found == len(names), (
         f"{found} of {len(names)} kernels: this processor is below x86-64-v3"
@@ -59,7 +58,7 @@ def compile_kernels(source: Source, kernels: Path | None) -> int:
 
 
 def run(words: list[str], source: Source, stdout: int | None = None, **variables: str) -> str:
-    """Run this Python in the source, with its packages alone; return what it prints."""
+    """Run this Python in the source, with only its packages; return its output."""
     path = os.pathsep.join(str(source.path / part) for part in _PARTS)
     variables |= {"PYTHONPATH": path, "SOURCE_DATE_EPOCH": str(source.time_s)}
     variables |= {"PYTHONDONTWRITEBYTECODE": "1"}

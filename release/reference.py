@@ -1,8 +1,8 @@
 """The .proto file as a page: a heading for the service, each message and each enum, and links.
 
-What the file says is shown as it stands, comments included, because they are written to be read in
-place. The page adds what a reader of the file misses: where a type is declared, and which calls
-take it.
+The text of the file is shown unchanged, with its comments, because they are written to be read in
+place. The page adds facts that a reader of the file misses: where a type is declared, and which
+calls use it.
 """
 
 import re
@@ -14,7 +14,7 @@ _CALL = re.compile(r"^  rpc (\w+)\((?:stream )?(\w+)\) returns \((?:stream )?(\w
 
 
 def page(proto: str) -> str:
-    """Return the page, in Markdown."""
+    """Return the page as Markdown."""
     declared = {each[2]: each for each in _DECLARED.finditer(proto)}
     users: dict[str, list[str]] = {}
     for call, *types in _CALL.findall(proto):
@@ -35,7 +35,7 @@ def page(proto: str) -> str:
 
 
 def _comment_above(proto: str, end: int) -> str:
-    """Return the comment that ends before a place, as prose."""
+    """Return the comment that ends at a position, as prose."""
     lines: list[str] = []
     for line in reversed(proto[:end].rstrip("\n").split("\n")):
         if not line.startswith("//"):

@@ -1,4 +1,4 @@
-"""The commit that a release is built of, as git exports it."""
+"""The commit from which a release is built, as git exports it."""
 
 import io
 import subprocess
@@ -16,7 +16,7 @@ class Source:
     path: Path
     commit: str
     time_s: int
-    """When it was made, as SOURCE_DATE_EPOCH has it: of all files of the release."""
+    """The commit's time as SOURCE_DATE_EPOCH; all files of the release have this time."""
     version: str
 
 

@@ -1,34 +1,35 @@
-"""The contract's arithmetic, once: what the bits of a row, a sum, a pooled reply and a digest are.
+"""The contract's arithmetic, once: it defines the bits of rows, sums, pooled replies and digests.
 
-Client, engine, hot replica and the kernels of every device must agree to the last bit, so the
-formulas of contract.md stand here and nowhere else, in vectorised NumPy, one idea per file:
+Client, engine, hot replica and the kernels of every device must agree to the last bit. Therefore
+the formulas of contract.md are written here and nowhere else, in vectorised NumPy, one idea per
+file:
 
     philox      rule 10   initial rows from (seed, key)
-    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks; which
-                and 9     sums an update accepts
+    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks; the
+                and 9     sums that an update accepts
     pooling     rule 8    bags to rows, and a bag's gradient to its occurrences
     optimizers  rule 4    the scale, the host scalars, one update of distinct rows, the first state
     digest      rule 11   leaves and root
     partitions  rule 12   which part of a table a row belongs to
     xxh3        -         the hash of ids that are no keys ("Hashed ids")
-    nans        rule 1    the one NaN that a row may hold
+    nans        rule 1    the one NaN that a row may contain
     denormals   rule 1    the check of the calling thread
-    choice      -         NumPy, or the compiled twin, of what takes the time of a client
+    choice      -         NumPy or compiled code, for functions that take much of a client's time
 
-Why NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to
-nearest even, and two ufuncs never contract into an FMA. What could break it is left out:
-`np.sum`, `np.add.reduce` and `np.dot` choose their own order, and a Python float beside an array
-is rounded to fp32 where NumPy likes, so scalars arrive here as np.float32.
+NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to nearest
+even, and two ufuncs never contract into an FMA. Functions that could break it are avoided:
+`np.sum`, `np.add.reduce` and `np.dot` choose their own order. NumPy also decides when a Python
+float that is combined with an array is rounded to fp32; therefore scalars are passed as np.float32.
 
-Non-finite values are legal in all of this and run through without a warning; `unaccepted` finds
-the sums of rule 9, and refusing them is the caller's part. A NaN has its canonical bits in rows and
-pooled replies only, not in sums. Arguments have been checked by the caller; a wrong one is a bug of
-ours. Everything is pure, or writes to the arrays it is given, and may run in any thread; what sums
-over keys, bags or ranks, or applies an update, first checks that its thread keeps denormals.
+All functions accept non-finite values, and give no warning. `unaccepted` finds the sums that rule 9
+refuses; the caller refuses them. A NaN has its canonical bits in rows and pooled replies only, not
+in sums. Arguments have been checked by the caller; a wrong argument is a bug of ours. Each function
+is pure, or writes only to arrays that it is given, and can run in any thread. Functions that sum
+over keys, bags or ranks, or apply an update, first check that their thread keeps denormals.
 
-Rejected: one file with each formula written twice (NumPy beside Numba), which nobody can read;
-and Numba alone, which would make a trainer's client wait for a compiler it does not otherwise
-need. Importing this package therefore imports NumPy only, and decides nothing.
+Rejected: one file with each formula in two versions (NumPy and Numba), which would be unreadable;
+and Numba alone, because a trainer's client would wait for a compiler that it does not otherwise
+need. Importing this package therefore imports only NumPy, and does not choose a version yet.
 """
 
 from embstore.arithmetic.choice import (

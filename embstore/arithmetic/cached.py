@@ -1,23 +1,25 @@
-"""Where compiled kernels are kept: an object file for each (`codegen.py`).
+"""Where compiled kernels are stored: an object file for each (`codegen.py`).
 
-**Portable code** is compiled for every processor of one level, and lies in the package itself: who
-may write there keeps it for all users, `embstore compile` makes it ahead, and an image or a wheel
-carries it. The level is x86-64-v3 (AVX2, from 2013 on). Kernels wait for memory rather than for
-arithmetic, and LLVM takes 256-bit vectors on most processors that have wider ones, so nothing is
-compiled again behind a store that serves. The bits are the same in any case, because the contract
-fixes them. A processor below the level has code of its own; so has what NUMBA_CPU_NAME names.
+**Portable code** is compiled for every processor of one level, and is stored in the package itself.
+A process that can write there stores it for all users; `embstore compile` creates it ahead, and an
+image or a wheel contains it. The level is x86-64-v3 (AVX2, from 2013 on). Kernels wait for memory
+rather than for arithmetic, and LLVM uses 256-bit vectors on most processors that have wider ones.
+Therefore no code is compiled again for the local processor while a store serves. The bits are the
+same in any case, because the contract fixes them. A processor below the level has code of its own,
+and so has a processor that NUMBA_CPU_NAME names.
 
-All code is kept in the user's cache, too: `embstore/kernels` below XDG_CACHE_HOME, by default
+All code is also stored in the user's cache: `embstore/kernels` below XDG_CACHE_HOME, by default
 `~/.cache`. Other copies of the package find it there: Python that is started in the root of a clone
-imports the clone, and not the package that was installed from it. Code of one processor alone is in
-the user's cache only. Versions of the package share that folder, so the name of a file there has
-the stamp of its sources, and the COPIES_MAX newest files of one kernel are kept.
+imports the clone, and not the package that was installed from it. Code for one processor alone is
+stored only in the user's cache. Versions of the package share that folder, so the name of a file
+there contains the stamp of its sources, and the COPIES_MAX newest files of one kernel are kept.
 
-Code is compared with a **stamp**: a hash of all sources in `embstore/arithmetic` that kernels are
-compiled from or by, in `embstore/kernels` and beside the kernel, and of the formulas and constants
-in `embstore`. It is **sealed** by a hash, so that what a full disk or a flipped bit has damaged is
-compiled anew, and not run. Whoever can write in these folders can run what they like anyway. The
-code is the same for every version of Python and NumPy: it knows of both only what does not change.
+Code is compared with a **stamp**: a hash of all sources from which or by which kernels are
+compiled, in `embstore/arithmetic`, in `embstore/kernels` and in the kernel's folder, and of the
+formulas and constants in `embstore`. Code is **sealed** by a hash, so that a file that a full disk
+or a flipped bit has damaged is compiled again, and not run. The seal is no protection from a person
+who can write to these folders; that person can run any code anyway. The code is the same for every
+version of Python and NumPy: it uses only those parts of both that do not change.
 """
 
 import hashlib
@@ -40,26 +42,26 @@ PACKAGE = Path(__file__).parents[1]
 PORTABLE = PACKAGE / "kernels" / "portable"
 SEAL_BYTES = 32
 COPIES_MAX = 4
-"""Files of one kernel in the user's cache, of different sources."""
+"""The most files of one kernel in the user's cache, compiled from different sources."""
 CPU = "x86-64-v3"
 FEATURES = frozenset(
     "avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sahf sse sse2 sse3"
     " sse4.1 sse4.2 ssse3 xsave".split()
 )
-"""Of a processor of the level, by LLVM's names."""
+"""The features of a processor of the level, by LLVM's names."""
 
 _NO_SOURCES = frozenset(("cached", "choice", "compiling", "jit", "loading", "xxh3"))
-"""Files of `embstore/arithmetic` of which no kernel is compiled."""
+"""Files of `embstore/arithmetic` from which no kernel is compiled."""
 VARIABLES = {
     "NUMBA_CPU_NAME": CPU,
     "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in sorted(FEATURES)),
 }
-"""With them in its environment, a process compiles portable code."""
+"""Environment variables with which a process compiles portable code."""
 
 
 @cache
 def processor_features() -> frozenset[str]:
-    """Return what this processor has, by LLVM's names; nothing where LLVM does not know it."""
+    """Return the features of this processor, by LLVM's names; none if LLVM does not know it."""
     try:
         features = binding.get_host_cpu_features()
     except RuntimeError:
@@ -68,12 +70,12 @@ def processor_features() -> frozenset[str]:
 
 
 def is_portable() -> bool:
-    """Say whether this process runs portable code."""
+    """Return whether this process runs portable code."""
     return "NUMBA_CPU_NAME" not in os.environ and processor_features() >= FEATURES
 
 
 def _target() -> str:
-    """Return which processors this process takes code of."""
+    """Return the name of the processors whose code this process runs."""
     if is_portable():
         return CPU
     named = (os.environ.get(name, "") for name in VARIABLES)
@@ -85,7 +87,7 @@ def _target() -> str:
 
 @cache
 def stamp(folder: Path) -> str:
-    """Return a hash of the sources that a kernel of a folder may be compiled from."""
+    """Return a hash of the sources from which kernels of a folder may be compiled."""
     digest = hashlib.blake2b(_shared_sources(), digest_size=16)
     for path in sorted(folder.glob("*.py")):
         if has_kernels(path):
@@ -102,12 +104,12 @@ def _shared_sources() -> bytes:
 
 
 def has_kernels(source: Path) -> bool:
-    """Say whether a file of Python may define kernels."""
+    """Return whether a Python file may define kernels."""
     return b"embstore.arithmetic.jit" in source.read_bytes()
 
 
 def sealed(kernel: "Kernel", code: bytes) -> bytes:
-    """Return code behind a hash of it, and of what it was compiled from and for."""
+    """Return code after a hash of it, of its sources and of its target."""
     of = "\0".join((_stamp_of(kernel), _target(), platform.machine(), sys.abiflags))
     digest = hashlib.blake2b(of.encode(), digest_size=SEAL_BYTES)
     digest.update(code)
@@ -115,7 +117,7 @@ def sealed(kernel: "Kernel", code: bytes) -> bytes:
 
 
 def kept(kernel: "Kernel") -> bytes | None:
-    """Return the code of a kernel for this processor, from its present sources; None: there is
+    """Return the code of a kernel for this processor, from its present sources; None if there is
     none, or it is damaged."""
     for folder in _folders():
         with suppress(OSError):
@@ -127,7 +129,7 @@ def kept(kernel: "Kernel") -> bytes | None:
 
 
 def keep(kernel: "Kernel", code: bytes) -> list[Path]:
-    """Keep the code of a kernel for later processes, in each folder that takes it; return them."""
+    """Store the code of a kernel for later processes, in each writable folder; return these."""
     folders = [folder for folder in _folders() if _was_kept(folder, kernel, code)]
     if not folders:
         logging.getLogger("embstore").warning(
@@ -155,10 +157,10 @@ def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield where code is kept, and looked for in this order."""
+    """Yield the folders of code, in the order in which they are searched."""
     if is_portable():
         yield PORTABLE
-    with suppress(RuntimeError):  # who has no home
+    with suppress(RuntimeError):  # the user has no home
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         yield Path(home, "embstore", "kernels")
 
@@ -173,7 +175,7 @@ def _stamp_of(kernel: "Kernel") -> str:
 
 
 def _remove_oldest(kept: Path) -> None:
-    """Remove files of a kernel in the user's cache, of other sources, beyond COPIES_MAX."""
+    """Remove the oldest files of a kernel in the user's cache, beyond COPIES_MAX."""
     of = kept.name.rpartition("-")[0]
     found = kept.parent.glob(f"{of}-{'[0-9a-f]' * 12}.nbc")
     for path in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-COPIES_MAX]:

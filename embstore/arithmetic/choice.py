@@ -1,16 +1,17 @@
-"""Which `unique`, `sum_by_key`, `update_rows` and `by_shard` run: NumPy's, of `sums.py`,
-`optimizers.py` and `partitions.py`, or Numba's, of the modules whose names begin with `compiled`.
+"""Which `unique`, `sum_by_key`, `update_rows` and `by_shard` run: NumPy's, in `sums.py`,
+`optimizers.py` and `partitions.py`, or Numba's, in the modules whose names begin with `compiled`.
 
-Both give the same bits, so the choice is one of speed alone and nothing else may depend on it. It
-is made at the first call, not at import: a client that never sums should not pay for Numba's
-import, and one without Numba should not notice. Once made it holds for the process.
+Both give the same bits, so the choice affects speed alone, and no other code may depend on it. It
+is made at the first call, not at import: a client that never sums should not wait for the import of
+Numba, and a client without Numba should work as well. The choice then holds for the process.
 
-`_chosen` is the one global here: the implementation in use, None until a call has needed one. Two
-threads that race through the first call both write the same functions. Only tests write it
-otherwise, with `force`.
+`_chosen` is the only global variable here: the implementation in use, None until a call has needed
+one. If two threads make the first call at the same time, both write the same functions. Apart from
+that only tests write it, with `force`.
 
-Rejected: an environment variable (tests of one process could not run both), and an argument
-passed down from the border (it would stand in every signature to select between equal results).
+Rejected: an environment variable, because the tests of one process could not run both; and an
+argument passed down from the public functions, because it would be in every signature only to
+choose between equal results.
 """
 
 import importlib
@@ -29,7 +30,7 @@ _MODULES = {
     "numpy": ("sums", "optimizers", "partitions"),
     "compiled": ("compiled", "compiled_update", "compiled_partitions"),
 }
-"""Of sums, of updates, and of keys by shard."""
+"""The modules with sums, with updates, and with the distribution of keys to shards."""
 
 
 class _SumByKey(Protocol):
@@ -45,16 +46,16 @@ _ByShard = Callable[
 
 
 class Implementation(NamedTuple):
-    """What there is in both forms; the docstrings of the NumPy one bind both."""
+    """The functions that exist in both versions; NumPy's docstrings apply to both."""
 
     unique: Callable[[Keys], tuple[Keys, NDArray[np.int32]]]
-    """Return the distinct keys in order of first occurrence, and the way back."""
+    """Return the distinct keys in order of first occurrence, and the index of each key in them."""
     sum_by_key: _SumByKey
     """Return the rule 2 sum of each id's values."""
     update_rows: Callable[[str, Rows, Rows, Keys, Rows, Any], None]
     """Apply one update to the rows of distinct slots."""
     by_shard: _ByShard
-    """Return which shard has each key, and the keys' positions by shard."""
+    """Return the shard of each key, and the keys' positions by shard."""
 
 
 _chosen: Implementation | None = None
@@ -65,7 +66,7 @@ def implementation(name: Name) -> Implementation:
 
     Raises
     ------
-    ImportError : "compiled", and Numba is absent or refuses this NumPy.
+    ImportError : `name` is "compiled", and Numba is not installed or refuses this NumPy.
     """
     modules = (importlib.import_module(f"embstore.arithmetic.{m}") for m in _MODULES[name])
     sums, updates, shards = modules
@@ -88,7 +89,7 @@ def force(name: Name) -> Iterator[None]:
 
     Raises
     ------
-    ImportError : as `implementation`; the choice is as before.
+    ImportError : as for `implementation`; the choice does not change.
     """
     global _chosen
     before = _chosen

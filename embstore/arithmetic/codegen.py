@@ -1,20 +1,20 @@
-"""From a kernel's Python to machine code that any process can call: what needs Numba.
+"""From a kernel's Python code to machine code that any process can call; this needs Numba.
 
-Numba compiles a kernel; an **entry** is put before it, which Python calls: it checks the arguments,
-takes what the kernel needs out of them, releases the GIL, and makes a Python object of what the
-kernel returns. Both go into one object file, in which nothing but the entry can be seen. Whoever
-has it needs LLVM's loader to run it, and not Numba (`loading.py`).
+Numba compiles a kernel. An **entry** is added, which Python calls: it checks the arguments,
+extracts the values that the kernel needs, releases the GIL, calls the kernel, and makes a Python
+object from the kernel's result. Both are in one object file, whose only visible symbol is the
+entry. A process needs LLVM's loader to run it, and not Numba (`loading.py`).
 
 The entry is a `PyCFunctionFast`: `PyObject *entry(ndarray_type, PyObject **arguments, n)`. It reads
 the public structs of NumPy's C API (`PyArrayObject_fields`, `PyArray_Descr` of NumPy 2), and calls
-functions of Python's stable ABI, so that one object file serves every version of Python.
+functions of Python's stable ABI. So one object file works with every version of Python.
 
-An array is taken if it is C-contiguous, aligned, and of the kernel's type and dimensions, and
-writable unless the kernel only reads it. Anything else is a TypeError: a kernel that read another
-array would read other memory.
+An array is accepted if it is C-contiguous, aligned, of the kernel's type and dimensions, and
+writable unless the kernel only reads it. Any other argument is a TypeError, because the kernel
+would read other memory.
 
-Kernels allocate scratch memory by Numba's runtime, a part of which is here again (`_RUNTIME`), so
-that an object file refers to the C library alone.
+Kernels allocate scratch memory through Numba's runtime. The part of this runtime that kernels need
+is reproduced here (`_RUNTIME`), so that an object file refers to the C library alone.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 _POINTER = _I8.as_pointer()
 _SWAPPED = ">" if sys.byteorder == "little" else "<"
 _HEAD = object.__basicsize__
-"""Bytes of a PyObject; its type is the last of its fields."""
+"""Bytes of a PyObject; its type is its last field."""
 _DATA, _NDIM, _SHAPE, _STRIDES, _DESCR, _FLAGS = (_HEAD + n for n in (0, 8, 16, 24, 40, 48))
 """Offsets in PyArrayObject_fields."""
 _KIND, _BYTEORDER, _ELSIZE = (_HEAD + n for n in (8, 10, 24))
@@ -84,15 +84,15 @@ define void @NRT_MemInfo_call_dtor(ptr %block) {
   ret void
 }
 """
-"""Of Numba's runtime: a MemInfo is (references, destructor, its argument, data, size), and here the
-data is behind it, from 64 bytes on."""
+"""The part of Numba's runtime that kernels need. A MemInfo is (references, destructor, its
+argument, data, size); here the data follows it, from byte 64 on."""
 
 
 def object_code(function: Callable[..., Any], parameters: list[Parameter]) -> bytes:
     """Compile a kernel for this process's target; return an object file with one symbol, ENTRY."""
     with global_compiler_lock:
         arguments = tuple(map(numba_type, parameters))
-        cpu_target.target_context.refresh()  # intrinsics and operations that are new
+        cpu_target.target_context.refresh()  # new intrinsics and operations
         options = {"nopython": True, **_OPTIONS}
         compiled = _Compiler(function, cpu_target, options, {}, Compiler).compile(arguments, None)
         library = compiled.library
@@ -105,9 +105,9 @@ def object_code(function: Callable[..., Any], parameters: list[Parameter]) -> by
 
 
 def _sealed_off(module: Any, target: Any) -> Any:
-    """Return the object file of a module, from which only the entry can be called: names that
-    Numba gives in two processes may be the same. They count what the process has compiled before,
-    so others replace them: the same sources give the same bytes."""
+    """Return the object file of a module, in which only the entry can be called from outside. Numba
+    may give the same names in two processes. Its names count earlier compilations of the process,
+    so they are replaced: the same sources give the same bytes."""
     for kind in (module.functions, module.global_variables):
         for one in list(kind):
             if not one.is_declaration and one.name != ENTRY:
@@ -126,7 +126,7 @@ def _sealed_off(module: Any, target: Any) -> Any:
 
 
 class _Compiler(_FunctionCompiler):  # type: ignore[misc]
-    """Compiles the kernel alone, up to LLVM's intermediate form."""
+    """Compiles the kernel alone, up to LLVM's intermediate representation."""
 
     def _customize_flags(self, flags: Any) -> Any:
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -134,7 +134,7 @@ class _Compiler(_FunctionCompiler):  # type: ignore[misc]
 
 
 class _Entry:
-    """Builds the entry of one kernel in a module of LLVM."""
+    """Builds the entry of one kernel in an LLVM module."""
 
     def __init__(self, module: Any, compiled: Any) -> None:
         self._module, self._described = module, compiled.fndesc
@@ -144,7 +144,7 @@ class _Entry:
         self._builder: Any = ir.IRBuilder(self._function.append_basic_block("entry"))
 
     def build(self, name: str) -> None:
-        """Check and unpack the arguments, call the kernel, and return what it returns."""
+        """Check and unpack the arguments, call the kernel, and return its result."""
         kinds = self._described.argtypes
         array_type, objects, count = self._function.args
         wrong_count = self._builder.icmp_signed("!=", count, _I64(len(kinds)))
@@ -169,7 +169,7 @@ class _Entry:
         self._builder.ret(self._boxed(result, self._described.restype))
 
     def _call(self, returns: Any, name: str, *arguments: Any) -> Any:
-        """Call a function of Python."""
+        """Call a C function of Python."""
         function = self._module.globals.get(name) or ir.Function(
             self._module, ir.FunctionType(returns, [a.type for a in arguments]), name
         )
@@ -183,7 +183,7 @@ class _Entry:
             self._builder.ret(_POINTER(None))
 
     def _object(self, name: str, kind: Any) -> Any:
-        """Return the address of a variable of Python."""
+        """Return the address of a C variable of Python."""
         return self._module.globals.get(name) or ir.GlobalVariable(self._module, kind, name)
 
     def _field(self, start: Any, offset: int, kind: Any) -> Any:
@@ -194,7 +194,7 @@ class _Entry:
         return reduce(self._builder.and_, conditions)
 
     def _scalar(self, value: Any, kind: Any) -> Any:
-        """Return a Python number as a kernel takes it."""
+        """Return a Python number as the kernel's parameter type."""
         builder = self._builder
         if kind is types.boolean:
             found = self._call(_I32, "PyObject_IsTrue", value)
@@ -217,7 +217,7 @@ class _Entry:
                 self._builder.ret(_POINTER(None))
 
     def _array(self, value: Any, kind: Any, array_type: Any, of: str) -> Any:
-        """Return an array as a kernel takes it, without a reference: the caller holds one."""
+        """Return an array as the kernel's parameter type; the caller keeps the reference."""
         builder, dtype = self._builder, as_dtype(kind.dtype)
         wanted = f"C-contiguous {dtype.name} of {kind.ndim} dimensions"
         text = f"expected {of} to be an array, {wanted}{'' if not kind.mutable else ', writable'}"
@@ -255,7 +255,7 @@ class _Entry:
         return [self._builder.load(self._builder.gep(numbers, [_I64(n)])) for n in range(count)]
 
     def _boxed(self, result: Any, kind: Any) -> Any:
-        """Return what a kernel returned as a new object: None, a bool, an int, or a tuple."""
+        """Return the kernel's result as a new object: None, a bool, an int, or a tuple."""
         builder = self._builder
         if kind is types.none:
             nothing = self._object("_Py_NoneStruct", _I8)
@@ -275,7 +275,7 @@ class _Entry:
 
 
 def numba_type(parameter: Parameter) -> Any:
-    """Return the type of a parameter."""
+    """Return Numba's type of a parameter."""
     kind = numba.from_dtype(np.dtype(parameter.dtype))
     if not parameter.dimensions:
         return kind
@@ -283,8 +283,8 @@ def numba_type(parameter: Parameter) -> Any:
 
 
 def dispatcher(function: Callable[..., Any]) -> Any:
-    """Return a building block as Numba has it: inlined in a kernel; called from Python, it is
-    compiled on the spot."""
+    """Return a building block as a Numba function, which is inlined in kernels. A call from Python
+    compiles it at once."""
     return njit(**_INLINED)(function)
 
 
@@ -295,12 +295,12 @@ def register(generic: Callable[..., Any], function: Callable[..., Any]) -> None:
 
 
 def type_of(value: Any) -> Any:
-    """Return the type of a global of a kernel."""
+    """Return Numba's type of a global of a kernel."""
     cpu_target.typing_context.refresh()
     return cpu_target.typing_context.resolve_value_type(value)
 
 
 def external(name: str, returns: str, *arguments: str) -> Any:
-    """Return a function of the C library. By name: a pointer would be that of one process."""
+    """Return a function of the C library, bound by name: a pointer is valid in one process only."""
     kinds = [getattr(types, kind) for kind in arguments]
     return types.ExternalFunction(name, getattr(types, returns)(*kinds))

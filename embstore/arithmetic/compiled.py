@@ -1,14 +1,13 @@
-"""The contract's arithmetic for one row at a time, compiled: what the kernels of the CPU are made
-of.
+"""The contract's arithmetic for one row at a time, compiled: building blocks of CPU kernels.
 
-The formulas are those of the NumPy files beside this one and give the same bits. Here a formula
-stands as a loop over one row, so that a kernel reads and writes each row once; LLVM vectorises over
-dim, where elements are independent, and never across a sum, whose order is part of its value.
+The formulas are those of the NumPy files of this package, and give the same bits. Here each formula
+is a loop over one row, so that a kernel reads and writes each row once. LLVM vectorises over dim,
+where elements are independent, and never over a sum, whose order is part of its value.
 
-Building blocks take rows as one-dimensional arrays, which `row_at` makes of an address: a view of a
-NumPy array would cost an atomic reference count per row, and an index into a two-dimensional one is
-tested and multiplied for each element, because Numba lets a signed index be negative. `unique` and
-`sum_by_key` at the end are what the light client calls (`choice.py`).
+Building blocks take rows as one-dimensional arrays, which `row_at` creates from an address. A view
+of a NumPy array would cost an atomic reference count per row. An index into a two-dimensional array
+would be tested and multiplied for each element, because Numba allows negative signed indices. The
+light client calls `unique` and `sum_by_key` at the end (`choice.py`).
 
     unique      a table of at least 2n places, open addressing, linear; a place is (key, base + id)
                 and in use if its second half is at least `base`. Each call takes a new base, above
@@ -38,11 +37,11 @@ from embstore.layout import ELEMENT, ELEMENT_BYTES, VALUE, VALUE_BYTES
 CHUNK_OCCURRENCES = 64
 PARTIALS = 32
 PLAIN, WEIGHTED, DIVIDED = 0, 1, 2
-"""What an occurrence adds: value, coefficient * value, value / coefficient."""
+"""The value that an occurrence adds: value, coefficient * value, or value / coefficient."""
 EXPONENT_MASK = np.int32(0x7F800000)
 """The exponent bits of a float32; a value is finite unless all are set."""
 LARGE_EXPONENT = np.int32(0x5C000000)
-"""The exponent bits of `sums.LARGE`: all values with these or higher ones are not below it."""
+"""The exponent bits of `sums.LARGE`; a value with these or larger exponent bits is not below it."""
 
 _NAN_BITS = np.int32(0x7FC00000)
 _WORD = np.uint64(0xFFFFFFFF)
@@ -62,7 +61,7 @@ _MIX_MULTIPLIER_1 = np.uint64(0xC4CEB9FE1A85EC53)
 
 @building_block
 def canonical(value: np.float32) -> np.float32:
-    """Return `value`, or the one NaN that a row may hold."""
+    """Return `value`, or the canonical NaN if it is a NaN."""
     return value if value == value else float_of(_NAN_BITS)
 
 
@@ -70,7 +69,7 @@ def canonical(value: np.float32) -> np.float32:
 def mix(key: np.int64) -> np.uint64:
     """Return 64 bits, each of which depends on every bit of the key (MurmurHash3's fmix64).
 
-    It is one to one, so that two keys never share all bits.
+    The function is one to one, so two keys never have the same 64 bits.
     """
     h = np.uint64(key)
     h = (h ^ (h >> _MIX_SHIFT)) * _MIX_MULTIPLIER_0
@@ -80,8 +79,8 @@ def mix(key: np.int64) -> np.uint64:
 
 @building_block
 def table_of(row_key: np.int64, mask: int) -> int:
-    """Return the number of a row key's table, by which the parameters of tables are; `mask` has
-    the key's bits (`embstore.row_keys`)."""
+    """Return the table number of a row key, the index of the table's parameters. `mask` has the
+    bits of the key (`embstore.row_keys`)."""
     return int((row_key & ~mask) >> KEY_BITS)
 
 
@@ -89,7 +88,7 @@ def table_of(row_key: np.int64, mask: int) -> int:
 def philox(
     row_key: np.uint64, block: np.uint64, stream: np.uint64, seed: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Return the four words of one Philox4x32-10 block (rule 10), each in the lower half."""
+    """Return the four words of one Philox4x32-10 block (rule 10), each in a lower half."""
     c0, c1, c2, c3 = row_key & _WORD, row_key >> _SHIFT_32, block, stream
     k0, k1 = seed & _WORD, seed >> _SHIFT_32
     for _ in range(10):
@@ -109,7 +108,7 @@ def _uniform(word: np.uint64, low: np.float32, span: np.float32) -> np.float32:
 def fill_uniform(
     row: jit.Elements, row_key: np.uint64, seed: np.uint64, low: np.float32, span: np.float32
 ) -> None:
-    """Fill `row` with Uniform(low, low + span) of `row_key` (rule 10)."""
+    """Fill `row` with Uniform(low, low + span) for `row_key` (rule 10)."""
     dim = row.shape[0]
     whole = dim >> 2
     for block in range(whole):
@@ -133,7 +132,7 @@ def _halves(word: np.uint64) -> np.uint64:
 def fill_normal(
     row: jit.Elements, row_key: np.uint64, seed: np.uint64, mean: np.float32, std: np.float32
 ) -> None:
-    """Fill `row` with Normal(mean, std) of `row_key` (rule 10)."""
+    """Fill `row` with Normal(mean, std) for `row_key` (rule 10)."""
     for d in range(row.shape[0]):
         w0, w1, w2, w3 = philox(row_key, np.uint64(d), _NORMAL_STREAM, seed)
         halves = np.int64(_halves(w0) + _halves(w1) + _halves(w2) + _halves(w3))
@@ -143,13 +142,13 @@ def fill_normal(
 
 @building_block
 def value_of(element: Any) -> np.float32:
-    """Return an element as a value, and a value as it is."""
+    """Convert an element to a value; a value is returned as it is."""
     return np.float32(element)
 
 
 @building_block
 def element_of(value: np.float32) -> Any:
-    """Return a value as an element."""
+    """Convert a value to an element."""
     return value
 
 
@@ -169,21 +168,21 @@ def values_at(start: int, index: int, dim: int) -> jit.Float32s:
 
 @building_block
 def copy_row(row: jit.Elements, value: jit.Elements) -> None:
-    """row = value, both of elements or both of values."""
+    """row = value; both are elements, or both are values."""
     for d in range(row.shape[0]):
         row[d] = value[d]
 
 
 @building_block
 def load_row(values: jit.Float32s, row: jit.Elements) -> None:
-    """values = the row's elements, or a row of values, as values."""
+    """values = the elements of the row, converted to values."""
     for d in range(values.shape[0]):
         values[d] = value_of(row[d])
 
 
 @building_block
 def start_sum(total: jit.Float32s, value: jit.Elements, coefficient: np.float32, form: int) -> None:
-    """total = the occurrence: a sum starts from its first (0.0 + x would lose the sign of -0.0)."""
+    """total = the occurrence: a sum starts from its first (0.0 + x would turn -0.0 into 0.0)."""
     if form == PLAIN:
         load_row(total, value)
     elif form == WEIGHTED:
@@ -212,7 +211,7 @@ def add_to_sum(
 
 @building_block
 def scale_row(row: jit.Float32s, scale: np.float32) -> bool:
-    """row = scale * row; return whether all of it is below `sums.LARGE`."""
+    """row = scale * row; return whether all elements are below `sums.LARGE`."""
     exponent = np.int32(0)
     for d in range(row.shape[0]):
         scaled = scale * row[d]
@@ -229,7 +228,7 @@ def _fold(partials: jit.Float32s, half: int) -> None:
 
 @building_block
 def sum_of_squares(value: jit.Float32s, partials: jit.Float32s) -> np.float32:
-    """Return rule 3 over the squares of `value`; `partials` (32,) is overwritten.
+    """Return the sum of the squares of `value` by rule 3; `partials` (32,) is overwritten.
 
     The partial sums start at 0.0, not at their first square: a square is never -0.0.
     """
@@ -257,11 +256,11 @@ def unique_block(
     place_count: int, base: int, count: int, unique_keys: jit.Int64s, inverse: jit.Int32s,
     shift: int, places: jit.Uint64s,
 ) -> int:  # fmt: skip
-    """Give keys[begin:end] their ids, inverse[shift + i]; return `count` grown by the new ones.
+    """Write the ids of keys[begin:end] to inverse[shift + i]; return `count` plus new ids.
 
     prefix : or-ed to each key
-    table, place_count, base : see the module docstring; (places, 2)
-    places : scratch for end - begin of them; unsigned, since Numba tests signed indices
+    table, place_count, base : see the module docstring; `table` is (places, 2)
+    places : scratch, (end - begin,) or more; unsigned, because Numba tests signed indices
     """
     start, mask = table.ctypes.data, np.uint64(place_count - 1)
     for i in range(begin, end):
@@ -286,7 +285,7 @@ def unique_block(
 
 @building_block
 def group_positions(inverse: jit.Int32sIn, starts: jit.Int64s, positions: jit.Int32s) -> None:
-    """Sort positions by id, stably: those of id are positions[starts[id]:starts[id + 1]]."""
+    """Sort positions by id, stably; those of an id are positions[starts[id]:starts[id + 1]]."""
     starts[:] = 0
     for i in range(inverse.shape[0]):
         starts[np.uint32(inverse[i]) + _NEXT] += 1
@@ -344,8 +343,8 @@ def _sum_by_key(inverse: jit.Int32sIn, values: jit.Float32RowsIn, sums: jit.Floa
 
 
 def table_places(key_count: int) -> int:
-    """Return how many places `unique_block` needs for so many keys: a power of two, at most half
-    full."""
+    """Return how many places `unique_block` needs for `key_count` keys: a power of two, at most
+    half of which are used."""
     return 1 << (2 * max(key_count, 1) - 1).bit_length()
 
 
@@ -369,7 +368,7 @@ def sum_by_key(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed.
     """
     sums = np.empty((count, values.shape[1]), np.float32) if out is None else out
     _sum_by_key(inverse, values, sums)

@@ -1,7 +1,7 @@
 """Leaves of a sparse table, compiled (contract.md, rule 11): rows are hashed, and hashes are added.
 
-Sums are kept by partition in an array, (PARTITIONS, 5) uint64: the four words of the sum, then how
-many rows it has. Each thread has one of its own; `leaves_of_sums` adds them up.
+Sums are kept by partition in an array, (PARTITIONS, 5) uint64: four words of the sum, then the
+number of its rows. Each thread has its own array; `leaves_of_sums` adds them up.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _ONE, _NONE, _ALL, _HALF = np.uint64(1), np.uint64(0), np.uint64(2**64 - 1), np.
 def _take_words(
     scratch: jit.Uint64Rows, lane: int, key: np.uint64, row: jit.Uint64sIn, used: int, block: int
 ) -> None:
-    """Put the next 16 words of a row into a lane: the key is the first word of all."""
+    """Write the next 16 words of a record to a lane; the key is the first word, before the row."""
     whole, has_half = used >> 1, used & 1
     for word in range(_BLOCK_WORDS):
         place, value = block * _BLOCK_WORDS + word - 1, _NONE
@@ -79,7 +79,7 @@ def _add_row_hashes(
 
 
 def row_sums() -> Sums:
-    """Return sums of no rows."""
+    """Return the sums of no rows."""
     return np.zeros((PARTITIONS, _WORDS + 1), np.uint64)
 
 
@@ -88,10 +88,10 @@ def add_row_hashes(seed: int, keys: Keys, rows: Rows, used: int, sums: Sums) -> 
 
     Parameters
     ----------
-    seed : the table's
+    seed : the table's seed
     keys : (n,) int64, unique
     rows : (n, stride) float32, C-contiguous, as in the cache and on the disk
-    used : elements of weights and state, of which padding is none
+    used : number of elements of weights and state, without padding
     """
     _add_row_hashes(np.array([seed], np.uint64), _START, keys, rows.view(np.uint64), used, sums)
 

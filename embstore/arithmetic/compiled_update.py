@@ -1,16 +1,16 @@
-"""One optimizer update of a row, compiled (contract.md, rule 4): for the kernel of the CPU, and for
+"""One optimizer update of a row, compiled (contract.md, rule 4), for the kernel of the CPU and for
 the rows of a trainer.
 
 The formulas are those of `embstore.optimizers`, compiled for one element and inlined in a loop over
-the row, which LLVM vectorizes: elements are independent. What depends on the number of an
-optimizer's states and scalars is made of tuples, whose length is known when the kernel is compiled.
-A record is a row's weights, then its state: an element's state is dim, 2 dim, ... after its weight.
-A NaN that arises is written as 0x7fc00000. A row is updated in a fixed order over dim (rule 3 for a
-row formula). Where a table has weight decay that is not decoupled, the gradient that the formulas
-take is made beside the given one, which stays as it is.
+the row, which LLVM vectorizes, since elements are independent. Code that depends on the number of
+an optimizer's states and scalars uses tuples, whose length is known when the kernel is compiled. A
+record is a row's weights, then its state: the states of an element are dim, 2 dim, ... elements
+after its weight. A NaN that arises is written as 0x7fc00000. A row is updated in a fixed order over
+dim (rule 3 for a row formula). If a table has weight decay that is not decoupled, the gradient for
+the formulas is computed in a separate array, and the given gradient does not change.
 
 A trainer has weights and state in two arrays, as it looks up weights alone. So a row's record is
-put together beside them, and taken apart again: it stays in the first cache.
+assembled in a separate array, and split again; this array stays in the first-level cache.
 """
 
 import math
@@ -47,7 +47,7 @@ from embstore.optimizers import (
 KINDS = {kind: number for number, kind in enumerate(OPTIMIZERS)}
 
 
-# What the formulas' operations are in a kernel.
+# The formulas' operations in kernels.
 
 
 @operation(sqrt)
@@ -100,9 +100,10 @@ def _own_scalars(of_table: jit.Float32s) -> Any:
 
 @building_block
 def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: jit.Float32s) -> int:
-    """Return the address of a row's gradient with its weight decay: that of `room` (dim,) if there
-    is any, else the given one. Of an array that is one of two, Numba would count the references,
-    which takes longer than the update of a short row."""
+    """Return the address of a row's gradient after weight decay: the address of `room` (dim,) if
+    the table has weight decay, else the given address. The result is an address because Numba would
+    count references to an array that is either of two, which takes longer than the update of a
+    short row."""
     if not of_table[DECAY] > 0:
         return address
     dim = room.shape[0]
@@ -114,7 +115,7 @@ def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: ji
 
 
 def _scalars_of_elements(optimizer: type[Optimizer]) -> Callable[..., tuple[Any, ...]]:
-    """Return a building block: what the element formula takes, after the row formula, if any."""
+    """Return a building block: the scalars of the element formula, after any row formula."""
     scalar_count, state_count = len(optimizer.scalars), len(optimizer.row_state)
     if optimizer.row_formula is None:
         return building_block(lambda record, end, g, scalars, partials: scalars[:scalar_count])
@@ -172,13 +173,13 @@ def _or_else(others: Callable[..., None], optimizer: type[Optimizer]) -> Callabl
 
 @building_block
 def _no_update(kind: int, *arguments: Any) -> None:
-    """What is left of `update_record` when no optimizer has this number."""
+    """The last case of `update_record`, if no optimizer has this number."""
 
 
-# Reversed: a number is compared with that of the first optimizer first.
+# Reversed, so that a number is compared with the number of the first optimizer first.
 update_record: Callable[..., None] = reduce(_or_else, reversed(OPTIMIZERS.values()), _no_update)
-"""A building block: update(kind, record, g, scalars, partials), partials (32,) overwritten; g is
-where `decayed` says."""
+"""A building block: update(kind, record, g, scalars, partials), partials (32,) overwritten; g is at
+the address that `decayed` returns."""
 
 
 _AHEAD = 8
@@ -186,7 +187,7 @@ _AHEAD = 8
 
 @building_block
 def _prefetch(start: int, slot: int, count: int) -> None:
-    """Ask for the cache lines of a row of float32, to write."""
+    """Prefetch the cache lines of a row of float32, for writing."""
     row = start + slot * count * VALUE_BYTES
     for line in range(0, count * VALUE_BYTES, 64):
         prefetch_to_write(row + line)
@@ -213,7 +214,7 @@ def _update_rows(
             _prefetch(state_start, slots[i + _AHEAD], state_dim)
         of_weights = values_at(weights_start, slots[i], dim)
         of_state = values_at(state_start, slots[i], state_dim)
-        for d in range(dim):  # a slice would be looked at for what overlaps
+        for d in range(dim):  # for a slice, overlap would be checked
             record[d] = of_weights[d]
         for d in range(state_dim):
             record[dim + d] = of_state[d]
@@ -233,6 +234,6 @@ def update_rows(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to; nothing has changed.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed; no row has changed.
     """
     _update_rows(KINDS[kind], weights, state, slots, gradients, scalars[None])

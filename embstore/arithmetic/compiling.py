@@ -1,12 +1,13 @@
-"""Compiling kernels that are not kept anywhere, in several processes: once after an installation.
+"""Compiling kernels that are not stored anywhere, in several processes: once after an installation.
 
-Compiling all takes about a minute of processor time. Each process compiles one kernel after the
-other, as it is given names on its standard input, and answers with machine code: it ends when this
-process does. What comes is kept at once, so that a start which is interrupted goes on later. This
-process imports no Numba.
+Compiling all kernels takes about a minute of processor time. Each process reads names of kernels
+from its standard input, compiles one after the other, and answers with machine code. It ends when
+this process ends. Code is stored as soon as it arrives, so that a start that was interrupted
+continues later. This process imports no Numba.
 
-A process that ends in between (where memory is short) is not replaced: the others go on, or at last
-a single one. Where no process can be started, this one compiles, and what it makes is not kept.
+A process that ends early (for lack of memory, for example) is not replaced. The other processes
+continue; if kernels are left at the end, a single process compiles them. If no process can be
+started, this process compiles; this code is not stored.
 """
 
 import logging
@@ -39,15 +40,15 @@ Compiled = tuple[Kernel, bytes]
 
 
 class Spoken:
-    """Says in the log "embstore" how far compiling is, now and then. It is a warning, because
-    Python shows one to those who have set no log up."""
+    """Reports the progress of compiling in the log "embstore" every few seconds. It is a warning,
+    because Python shows warnings even if no log is configured."""
 
     def __init__(self) -> None:
         self._began = monotonic()
         self._next_at = self._began
 
     def __call__(self, done: int, of: int) -> None:
-        """Note how far it is."""
+        """Report progress, unless the last report was a moment ago."""
         now = monotonic()
         if now >= self._next_at or done == of:
             self._next_at = now + _SPOKEN_EVERY_S
@@ -60,9 +61,9 @@ class Spoken:
 
 
 def compile_missing(missing: list[Kernel], of: int, progress: Progress) -> None:
-    """Compile kernels, load them, and keep them.
+    """Compile kernels, load them, and store their code.
 
-    of : the number of all kernels, those that were kept included
+    of : number of all kernels, including those whose code was stored
     """
     done = [of - len(missing)]
     progress(done[0], of)
@@ -77,8 +78,9 @@ def compiled(
     count: int | None = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Compiled]:
-    """Compile kernels in `count` processes, as many as may run at once by default, and yield each
-    with its code, which is kept. `waiting` is called every few seconds in which none is done.
+    """Compile kernels in `count` processes, by default as many as can run at once. Yield each
+    kernel with its code, which is stored. `waiting` is called every few seconds while no kernel is
+    done.
 
     Raises EmbstoreError: a kernel could not be compiled.
     """
@@ -108,7 +110,7 @@ def object_code(kernel: Kernel) -> bytes:
 
 
 def usable_processors() -> int:
-    """Return how many processors this process may use at once."""
+    """Return how many processors this process can use at once."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         allowed = max(1, round(int(quota) / int(period)))
@@ -118,15 +120,15 @@ def usable_processors() -> int:
 
 
 def _by_size(kernels: list[Kernel]) -> list[Kernel]:
-    """Return kernels, those with most code first: none of these is to be the last."""
+    """Return kernels in descending order of code size, so that no large kernel is compiled last."""
     return sorted(kernels, key=lambda kernel: -len(kernel.function.__code__.co_code))
 
 
 def _by_processes(
     kernels: list[Kernel], count: int, failures: list[str], waiting: Callable[[], None]
 ) -> Iterator[Compiled]:
-    """Yield what processes compile; add to `failures` why some did not. No process can be started:
-    there is nothing of either."""
+    """Yield kernels that processes compiled, with their code; add the reasons of failures to
+    `failures`. If no process can be started, yield nothing and add nothing."""
     names, answers = deque(kernels), SimpleQueue[Compiled | str | None]()
     processes: list[subprocess.Popen[bytes]] = []
     with suppress(OSError):
@@ -171,7 +173,7 @@ def _converse(
     waiting: "deque[Kernel]",
     answers: "SimpleQueue[Compiled | str | None]",
 ) -> None:
-    """Give a process names, and pass on what it answers; None at the end."""
+    """Send names to a process, and pass on its answers, then None."""
     assert process.stdin is not None
     assert process.stdout is not None
     kernel = None
@@ -207,8 +209,8 @@ def _exactly(stream: IO[bytes], count: int) -> bytes:
 
 
 def work() -> None:
-    """Compile what standard input names, and write the code to standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent process says when
+    """Compile the kernels that standard input names, and write their code to standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the parent process decides
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     for line in sys.stdin:
         module, name = line.split()

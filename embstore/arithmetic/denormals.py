@@ -1,17 +1,18 @@
-"""Threads that flush denormals, and what is computed in them all the same (contract.md, rule 1).
+"""Computing with denormals in threads that flush them (contract.md, rule 1).
 
-Flush-to-zero and denormals-are-zero are bits of a thread's control register (MXCSR on x86, FPCR
-on ARM). A library compiled with -ffast-math sets them for whichever thread loads it,
-`torch.set_flush_denormal` for its caller, JAX and TensorFlow for the threads that run callbacks;
-and a thread inherits them from the one that started it. Then tiny values become zero without a
-trace, and two stores drift apart. No import-time check can see this: every executor of commands,
-and each function here that trainers call by themselves, looks at its own thread first (`kept`),
-which costs about a microsecond. What computes on several threads does so in each (`keeping`).
+Flush-to-zero and denormals-are-zero are bits of a thread's control register (MXCSR on x86, FPCR on
+ARM). A library compiled with -ffast-math sets them for the thread that loads it,
+`torch.set_flush_denormal` for its caller, JAX and TensorFlow for the threads that run callbacks. A
+thread also inherits them from the thread that started it. Tiny values then become zero without a
+trace, and two stores drift apart. A check at import time cannot notice this. Therefore every
+executor of commands, and each function here that trainers call directly, checks its own thread
+first (`kept`), which costs about a microsecond. Code that computes on several threads does so in
+each thread (`keeping`).
 
-Where they are flushed, it runs in C's default floating-point environment, and what the thread had
-is put back at its end: the register is the thread's own, so nobody else sees the change. Rejected:
-a thread of our own for such calls, which would inherit the mode as well, and be a switch of threads
-for each call of a framework that is not at fault.
+If a thread flushes denormals, the function runs in C's default floating-point environment, and the
+thread's own environment is restored at the end. The register belongs to the thread, so no other
+code is affected. Rejected: a thread of our own for such calls. It would inherit the mode as well,
+and each call of a framework that is not at fault would need a switch of threads.
 """
 
 import ctypes
@@ -27,22 +28,22 @@ from embstore.errors import DeviceError
 _SMALLEST_BITS = 1
 _SMALLEST = np.full(1, _SMALLEST_BITS, np.uint32).view(np.float32)
 _ENVIRONMENT_BYTES = 256
-"""No C library has a larger fenv_t."""
+"""A size that no C library's fenv_t exceeds."""
 _DEFAULT = ctypes.c_void_p(-1)
-"""FE_DFL_ENV, of glibc and musl alike."""
+"""FE_DFL_ENV in glibc and musl."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def keeps_denormals() -> bool:
-    """Add two denormals in the calling thread, and say whether there is a sum."""
+    """Add two denormals in the calling thread, and return whether the sum is right."""
     # Bits are compared as integers: with denormals-are-zero a denormal compares equal to 0.0.
     return int((_SMALLEST + _SMALLEST).view(np.uint32)[0]) == 2 * _SMALLEST_BITS
 
 
 def check_denormals() -> None:
-    """Raise DeviceError, if the calling thread flushes denormals."""
+    """Raise DeviceError if the calling thread flushes denormals."""
     if not keeps_denormals():
         raise DeviceError(
             "expected this thread to keep denormals, found them flushed to zero "
@@ -51,9 +52,9 @@ def check_denormals() -> None:
 
 
 def keeping(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function, and keep denormals while it runs, whatever its thread does.
+    """Call a function in a mode that keeps denormals, whatever the mode of the thread is.
 
-    Raises DeviceError, and has not called it, where the thread cannot be told to.
+    Raises DeviceError if the thread's mode cannot be changed; the function is not called then.
     """
     if keeps_denormals():
         return function(*args, **kwargs)
@@ -63,7 +64,7 @@ def keeping(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def kept(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that is called by `keeping`."""
+    """Return a function that calls `function` through `keeping`."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -89,7 +90,7 @@ def _default_environment() -> Iterator[None]:
 
 @cache
 def _libm() -> Any | None:
-    """Return the C library's functions of the environment; None where there are none."""
+    """Return the C library with functions for the floating-point environment, or None."""
     for name in ("libm.so.6", None):
         try:
             library = ctypes.CDLL(name)

@@ -3,11 +3,12 @@
     leaf   of a block of 256 keys   blake2b-256 over its written rows in key order
     root   of the table             blake2b-256 over identity, t, and (block, leaf) ascending
 
-Two levels, because leaves of untouched blocks can be kept, so that only changed blocks are hashed
-again; two stores that differ can compare leaves and say where; and leaves of shards combine. Leaves
-of a sparse table are sums over its rows, in any order (compiled_digest.py); its root is the same.
-Nothing in it depends on the machine: integers and floats are little-endian and packed. Unwritten
-rows are not in it, so growing a table, or reading it, leaves the digest as it is.
+There are two levels for three reasons. Leaves of untouched blocks can be kept, so that only changed
+blocks are hashed again. Two stores that differ can compare leaves to find out where. And leaves of
+shards can be combined. Leaves of a sparse table are sums over its rows, in any order
+(compiled_digest.py); its root is computed in the same way. The digest does not depend on the
+machine: integers and floats are little-endian and packed. It does not include unwritten rows, so
+growing or reading a table does not change the digest.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ BLOCK_KEYS = 256
 """Keys of one leaf: block = key // BLOCK_KEYS."""
 _HASH_BYTES = 32
 LEAF_RECORD = np.dtype([("block", "<u8"), ("leaf", "u1", (_HASH_BYTES,))])
-"""Of the root: a block's number and leaf."""
+"""A record of the root: a block's number and its leaf."""
 
 
 def leaf(keys: Keys, weights: Rows, state: Rows) -> bytes:
@@ -44,7 +45,7 @@ def leaf(keys: Keys, weights: Rows, state: Rows) -> bytes:
 def leaves(keys: Keys, weights: Rows, state: Rows, cuts: Sequence[int]) -> NDArray[np.uint8]:
     """Return the leaves, (m, 32) uint8, of m blocks at once.
 
-    cuts : m + 1 places in `keys`: where each block begins, and where the last one ends
+    cuts : m + 1 positions in `keys`: the first key of each block, and the end of the last block
     """
     packed = np.dtype(
         [("key", "<i8"), ("weights", "<f4", weights.shape[1:]), ("state", "<f4", state.shape[1:])]
@@ -64,7 +65,7 @@ def leaves(keys: Keys, weights: Rows, state: Rows, cuts: Sequence[int]) -> NDArr
 
 def checksum(rows: Iterable[tuple[Rows, Rows]]) -> int:
     """Return the CRC32 of weights (n, dim) and state (n, state_dim) of some tables, one table after
-    the other: it notices what differs by mistake, at a fraction of what a hash costs."""
+    the other. It detects accidental differences, at a fraction of the cost of a hash."""
     found = 0
     for table in rows:
         for values in table:
@@ -95,7 +96,7 @@ def root(
 def leaf_records(
     blocks: NDArray[np.uint64] | NDArray[np.int64], leaves: NDArray[np.uint8]
 ) -> NDArray[Any]:
-    """Return blocks and their leaves, (m,) LEAF_RECORD, as they stand in the root."""
+    """Return blocks and their leaves, (m,) LEAF_RECORD, in the form that the root hashes."""
     records = np.empty(len(blocks), LEAF_RECORD)
     records["block"] = blocks
     records["leaf"] = leaves
@@ -103,7 +104,7 @@ def leaf_records(
 
 
 class Root:
-    """A table's digest, made of leaves as they come, by ascending block."""
+    """A table's digest, computed from leaves as they arrive, by ascending block."""
 
     def __init__(self, identity_json: bytes, t: int) -> None:
         self._hash = hashlib.blake2b(digest_size=_HASH_BYTES)
@@ -115,5 +116,5 @@ class Root:
         self._hash.update(records.tobytes())
 
     def digest(self) -> str:
-        """Return the digest of what has been added, as 64 hexadecimal digits."""
+        """Return the digest of the leaves added so far, as 64 hexadecimal digits."""
         return self._hash.hexdigest()

@@ -1,4 +1,4 @@
-"""What kernels call and LLVM has: the other side of the names in `jit.py`, for Numba."""
+"""LLVM's operations for kernels: the implementations, for Numba, of the names in `jit.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from embstore.arithmetic.blake2b import COUNTED, LANES, LAST, ROUNDS, START, STA
 
 
 def _intrinsic(signature: Any, generate: Callable[..., Any]) -> Any:
-    """Return what kernels call for what `generate(context, builder, *arguments)` builds."""
+    """Return a function for kernels whose code `generate(context, builder, *arguments)` builds."""
 
     def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         return generate(context, builder, *arguments)

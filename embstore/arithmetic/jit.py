@@ -1,24 +1,24 @@
 """Compiled functions: three decorators, and the names that only compiled code can use.
 
 A **kernel** is called from Python. It has one signature, read from its annotations, and is compiled
-for exactly that one: a caller's array of another type is a TypeError. A **building block** is
-called from kernels and inlined by LLVM. An **operation** is what kernels compile for a function of
-plain Python.
+for exactly this signature: an array of another type is a TypeError. A **building block** is called
+from kernels, and LLVM inlines it. An **operation** is the function that kernels compile in place of
+a function of plain Python.
 
 All are compiled without fast-math and with NumPy's error model (Python's would test each divisor,
-so that no loop with a division is vectorised). LLVM contracts no multiply and add by itself. Numba
-promotes `float32 * int` to float64 and `uint64 + int` to float64: constants are typed where it
-matters.
+so that no loop with a division is vectorised). LLVM does not contract multiplications and additions
+by itself. Numba promotes `float32 * int` to float64 and `uint64 + int` to float64, so constants are
+typed where it matters.
 
-    parameters   what a parameter may be annotated with
-    jit          what kernels are written with; loads them
-    cached       where compiled kernels are kept
+    parameters   the annotations of parameters
+    jit          the names for writing kernels; loads kernels
+    cached       where compiled kernels are stored
     loading      machine code to a function of Python
-    compiling    compiles what is missing, in several processes
+    compiling    compiles kernels that are not stored, in several processes
     codegen      kernels to machine code, by Numba
-    intrinsics   what kernels call and LLVM has
+    intrinsics   LLVM's operations for kernels
 
-Only the last two import Numba, and only what compiles imports these: a process whose kernels are
+Only the last two import Numba, and they are imported only to compile. A process whose kernels are
 all compiled loads their machine code, which takes a tenth of the processor time.
 """
 
@@ -48,18 +48,18 @@ except ImportError:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
-"""Called with how many kernels are compiled, and how many of all; again and again while one takes
-long."""
+"""Called with the number of kernels compiled so far and the number of all kernels; called
+repeatedly while one takes long."""
 
 
 class Kernel:
-    """A function compiled for the one signature that its annotations name.
+    """A function compiled for the one signature that its annotations define.
 
-    Each kernel has a class of its own, whose `__call__` becomes the machine code when it is loaded:
-    a call of a loaded kernel runs no Python.
+    Each kernel has a class of its own, whose `__call__` is replaced by the machine code when it is
+    loaded: a call of a loaded kernel runs no Python.
     """
 
-    _lock = threading.RLock()  # over all kernels
+    _lock = threading.RLock()  # shared by all kernels
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__class__ = type(function.__name__, (type(self),), {})
@@ -70,13 +70,13 @@ class Kernel:
 
     @cached_property
     def parameters(self) -> list[Parameter]:
-        """The types of its parameters."""
+        """The types of the kernel's parameters."""
         hints = get_type_hints(self.function, include_extras=True)
         hints.pop("return", None)
         return [hint.__metadata__[0] for hint in hints.values()]
 
     def is_loaded(self) -> bool:
-        """Load what is kept of it, if there is any; say whether it can be called."""
+        """Load the stored code, if there is any; return whether the kernel can be called."""
         with self._lock:
             code = None if self._is_loaded else cached.kept(self)
             if code is not None:
@@ -84,57 +84,57 @@ class Kernel:
             return self._is_loaded
 
     def take(self, code: bytes) -> None:
-        """Load what it was compiled to."""
+        """Load compiled code."""
         with self._lock:
             entry = loading.load(self.function.__name__, code)
             type.__setattr__(type(self), "__call__", staticmethod(entry))
             self._is_loaded = True
 
     def __call__(self, *arguments: Any) -> Any:
-        """Load the machine code, or compile all kernels, and call it."""
+        """Load the machine code, or compile all kernels, and then call the kernel."""
         if not self.is_loaded():
             compile_kernels()
         return self(*arguments)
 
 
 class Symbol:
-    """A name in a kernel that Numba has another object for: `make` returns it."""
+    """A name in a kernel for which Numba needs another object, which `make` returns."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
     @cached_property
     def compiled(self) -> Any:
-        """The object that Numba knows."""
+        """The object for Numba."""
         return self._make()
 
     @property
     def _numba_type_(self) -> Any:
-        """How Numba asks an object of another library for its type."""
+        """The attribute by which Numba asks an object of another library for its type."""
         return codegen().type_of(self.compiled)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Compile and call it, from Python."""
+        """Compile and call the object, from Python."""
         return self.compiled(*arguments)
 
 
-kernels: list[Kernel] = []  # Of the modules imported so far.
+kernels: list[Kernel] = []  # Kernels of the modules imported so far.
 operations: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
-"""Functions of plain Python, and what kernels compile for them, as long as Numba knows nothing of
-them."""
+"""Functions of plain Python, and the functions that kernels compile for them, which are not yet
+registered with Numba."""
 
 
 def kernel(function: Function) -> Function:
-    """Make `function` a kernel. Its parameters are annotated with the types of `parameters`,
-    positional only."""
+    """Make `function` a kernel. Its parameters are positional, and annotated with the types of the
+    module `parameters`."""
     compiled = Kernel(function)
     kernels.append(compiled)
     return cast(Function, compiled)
 
 
 def building_block(function: Function) -> Function:
-    """Make `function` callable from kernels, and inlined there: left to choose, LLVM calls, and an
-    array is seven arguments."""
+    """Make `function` callable from kernels, and inline it there. LLVM by itself would often call
+    it, and an array is seven arguments."""
     block = Symbol(lambda: codegen().dispatcher(function))
     return cast(Function, update_wrapper(block, function))
 
@@ -150,10 +150,10 @@ def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def compile_kernels(progress: Progress | None = None) -> None:
-    """Load every kernel imported so far; compile those that are not kept anywhere. Any thread.
+    """Load every kernel imported so far; compile those that are not stored anywhere. Any thread.
 
-    progress : is called when there is something to compile, after each kernel, and every few
-        seconds in between; None: a line of the log "embstore" says how far it is
+    progress : a function that is called, if there are kernels to compile, after each kernel and
+        every few seconds in between; None: progress is reported in the log "embstore"
 
     Raises EmbstoreError: kernels cannot be compiled.
     """
@@ -165,7 +165,7 @@ def compile_kernels(progress: Progress | None = None) -> None:
 
 
 def address(array: NDArray[Any] | None) -> int:
-    """Return where a C-contiguous array begins, 0 for None: how kernels take lists of arrays."""
+    """Return the address of a C-contiguous array, 0 for None; kernels take lists of addresses."""
     if array is None:
         return 0
     assert array.flags.c_contiguous, "a kernel would read another array"
@@ -178,12 +178,12 @@ def addresses(arrays: Iterable[NDArray[Any] | None]) -> NDArray[np.int64]:
 
 
 def c_function(name: str, returns: str, *arguments: str) -> Any:
-    """Return a function of the C library, for kernels; types are by Numba's names."""
+    """Return a function of the C library for kernels. Types are given by Numba's names."""
     return Symbol(lambda: codegen().external(name, returns, *arguments))
 
 
 def codegen() -> Any:
-    """Import what compiles, and tell Numba the operations that it does not know yet."""
+    """Import the compiler, and register operations with Numba that it does not know yet."""
     module = import_module("embstore.arithmetic.codegen")
     while operations:
         module.register(*operations.pop())
@@ -195,7 +195,7 @@ def _intrinsic(name: str) -> Any:
 
 
 carray: Any = _intrinsic("carray")
-"""`numba.carray`: the array of a pointer, a shape and a dtype."""
+"""`numba.carray`: return the array with a pointer, a shape and a dtype."""
 pointer_at: Any = _intrinsic("pointer_at")
 """Turn an address into a pointer for `carray`."""
 bits_of: Any = _intrinsic("bits_of")
@@ -203,16 +203,16 @@ bits_of: Any = _intrinsic("bits_of")
 float_of: Any = _intrinsic("float_of")
 """Return the float32 that has these int32 bits."""
 prefetch: Any = _intrinsic("prefetch")
-"""Ask for the cache line at an address, to read. A wrong address does no harm."""
+"""Prefetch the cache line at an address, for reading. A wrong address does no harm."""
 prefetch_to_write: Any = _intrinsic("prefetch_to_write")
-"""Ask for the cache line at an address, to write."""
+"""Prefetch the cache line at an address, for writing."""
 equal_among_8: Any = _intrinsic("equal_among_8")
 """Return a bit for each of the 8 int64 at an address (aligned to 64) that equals the key."""
 lowest_bit: Any = _intrinsic("lowest_bit")
 """Return the number of the lowest bit set in an int64; 64 for 0."""
 bit_count: Any = _intrinsic("bit_count")
-"""Return how many bits of an int64 are set."""
+"""Return the number of bits that are set in an int64."""
 crc32c_word: Any = _intrinsic("crc32c_word")
-"""Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
+"""Continue a CRC-32C with the eight bytes of a uint64. Only for processors with SSE 4.2."""
 blake2b_compress: Any = _intrinsic("blake2b_compress")
-"""Compress the next 128 bytes of some messages: blake2b.py, of the scratch at an address."""
+"""Compress the next 128 bytes of some messages, in a scratch array of blake2b.py at an address."""

@@ -1,9 +1,9 @@
 """Machine code from an object file, called from Python: LLVM's loader, without a compiler.
 
 An object file of a kernel (`codegen.py`) has one symbol, ENTRY, which is a C function with the
-calling convention of METH_FASTCALL. It becomes a built-in function of Python, as a C extension has
-them. LLVM relocates it, and finds the functions of Python and of the C library in this process.
-Loaded code stays until the process ends.
+calling convention of METH_FASTCALL. It becomes a built-in function of Python, like the functions of
+a C extension. LLVM relocates it, and finds functions of Python and of the C library in this
+process. Loaded code stays in memory until the process ends.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ class _MethodDef(ctypes.Structure):
 
 
 _kept: list[Any] = []
-"""What built-in functions refer to: their definitions, and the engines that have their code."""
+"""Objects that built-in functions need: their definitions, and the engines that own their code."""
 
 
 def load(name: str, code: bytes) -> Callable[..., Any]:
-    """Return the kernel of an object file. One thread at a time."""
+    """Return the kernel of an object file. One thread calls this at a time."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -57,4 +57,4 @@ def _initialized() -> Any:
 
 
 def _target_machine() -> Any:
-    return _initialized().create_target_machine(jit=True)  # an engine takes it over
+    return _initialized().create_target_machine(jit=True)  # an engine takes ownership of it

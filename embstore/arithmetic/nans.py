@@ -1,9 +1,9 @@
 """The one NaN of rows and pooled replies, 0x7fc00000 (contract.md, rule 1).
 
-x86 answers an invalid operation with a negative quiet NaN, CUDA with 0x7fffffff, and both pass a
-payload on when an operand was a NaN already. Which of two NaN operands wins is even up to the
-compiler. So NaNs are made alike where they come to rest (a row, a pooled reply) and are not
-looked at on the way.
+The result of an invalid operation is a negative quiet NaN on x86, and 0x7fffffff in CUDA; both pass
+on the payload of an operand that is a NaN. With two NaN operands, even the compiler affects which
+payload is passed on. Therefore NaNs are made canonical where they are stored (in a row or a pooled
+reply), and not before.
 """
 
 from typing import Final
@@ -16,6 +16,6 @@ CANONICAL_NAN: Final[np.float32] = np.uint32(0x7FC00000).view(np.float32)
 
 
 def canonicalize_nans(rows: Rows) -> None:
-    """Give every NaN of `rows`, of any shape, its canonical bits, in place."""
+    """Replace every NaN of `rows`, of any shape, by the canonical NaN, in place."""
     # np.copyto moves the bits of one float32 to another; arithmetic might not.
     np.copyto(rows, CANONICAL_NAN, where=np.isnan(rows))

@@ -3,8 +3,8 @@
     host, float64, once per command   t, lr, fixed parameters -> `update_scalars` -> (8,) float32
     per element, fp32                 sums -> `scale_sums` -> g -> `apply_update` -> weights, state
 
-The formulas are those of `embstore.optimizers`. Here they get whole arrays of rows, on which one
-NumPy operation rounds each element once.
+The formulas are those of `embstore.optimizers`. Here they are applied to whole arrays of rows, and
+each NumPy operation rounds each element once.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,30 +21,30 @@ from embstore.arrays import Keys, Rows
 from embstore.optimizers import OPTIMIZERS, Optimizer, decayed_gradient, kept_weight
 
 SCALARS = 8
-"""Columns of `update_scalars`: an optimizer's `scalars`, then zeros, and in the last two what its
-weight decay is: 0 and 1 where there is none."""
+"""Columns of `update_scalars`: an optimizer's `scalars`, then zeros, and in the last two columns
+its weight decay: 0 and 1 if it has none."""
 OWN_SCALARS = SCALARS - 2
 DECAY, KEPT = OWN_SCALARS, OWN_SCALARS + 1
 
 _BLOCK_ELEMENTS = 1 << 16
-"""Weights that the formulas take at a time. Each of their operations makes a new array; larger ones
-come from the system and go back to it, page by page, every time."""
+"""The most weights that the formulas take at a time. Each of their operations allocates a new
+array; larger arrays would be taken from the system and returned to it, page by page, every time."""
 
 Scalars = NDArray[np.float32]
 
 
 def scalars_of(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> Scalars:
-    """Return the (8,) float32 scalars of one update, computed in float64 and rounded once; where
-    denormals are kept (`update_scalars` sees to it).
+    """Return the (8,) float32 scalars of one update, computed in float64 and rounded once. The
+    thread must keep denormals; `update_scalars` makes sure of it.
 
     Parameters
     ----------
     t : the table's update count including this update, >= 1
-    learning_rate : of this update; the optimizer's own is only the table's first
+    learning_rate : learning rate of this update; the optimizer's own is only the table's first
     """
     values = optimizer.scalar_values(t, learning_rate, dim)
     zeros, decay = OWN_SCALARS - len(values), optimizer.decay_values(learning_rate)
-    try:  # a call of few keys would notice what NumPy takes for it
+    try:  # with few keys, NumPy's overhead would be noticeable
         packed = bytearray(pack(f"{len(values)}f{4 * zeros}x2f", *values, *decay))
     except OverflowError:  # infinite in fp32
         with np.errstate(over="ignore"):
@@ -58,7 +58,7 @@ update_scalars = kept(scalars_of)
 @kept
 @np.errstate(all="ignore")
 def scale_sums(sums: Rows, gradient_scale: float) -> Rows:
-    """Return g = scale * sums, new, one multiplication per element also where the scale is 1."""
+    """Return g = scale * sums, new, with one multiplication per element even if scale is 1."""
     return np.float32(gradient_scale) * sums
 
 
@@ -74,16 +74,17 @@ def apply_formulas(
 
     Parameters
     ----------
-    rows : weights (n, dim) and state (n, state_dim); they are left as they are
+    rows : weights (n, dim) and state (n, state_dim), which do not change
     g : (n, dim)
     scalars : (8,) float32, `update_scalars` of this update
-    sum_over_dim : (n, dim) -> (n, 1) by rule 3
-    numbers : scalars -> each of them, as rows may be computed with
+    sum_over_dim : function of (n, dim) that returns (n, 1), the sums by rule 3
+    numbers : function of `scalars` that returns each of them in a type that can be combined with
+        rows
 
     Returns
     -------
     weights : (n, dim)
-    state : in parts from left to right, (n, dim) of element state, (n, 1) of row state
+    state : its parts from left to right: (n, dim) per element state, (n, 1) per row state
     """
     optimizer, (weights, state) = OPTIMIZERS[kind], rows
     dim = weights.shape[1]
@@ -114,14 +115,14 @@ def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars
 
     Parameters
     ----------
-    weights : (n, dim) float32, may be a view into row records
-    state : (n, state_dim) float32, likewise
+    weights : (n, dim) float32, possibly a view into row records
+    state : (n, state_dim) float32, possibly such a view
     gradients : (n, dim) float32, g of rule 4, that is, after the scale
     scalars : (8,) float32, `update_scalars` of this update
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to; nothing has changed.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed; no row has changed.
     """
     step = max(1, _BLOCK_ELEMENTS // weights.shape[1])
     for low in range(0, len(weights), step):
@@ -140,7 +141,7 @@ def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars
 def update_rows(
     kind: str, weights: Rows, state: Rows, slots: Keys, gradients: Rows, scalars: Scalars
 ) -> None:
-    """Apply optimizer `kind` in place to the rows of distinct slots, as `apply_update`.
+    """Apply optimizer `kind` in place to the rows of distinct slots, as `apply_update` does.
 
     Parameters
     ----------
@@ -148,12 +149,13 @@ def update_rows(
     slots : (n,) int64
     gradients : (n, dim) float32, C-contiguous
     """
-    # No slot is clipped; but to look for one that is out of range takes longer than the copy.
+    # No slot is out of range, so nothing is clipped; but NumPy's check of the range would take
+    # longer than the copy.
     taken, of_state = (rows.take(slots, axis=0, mode="clip") for rows in (weights, state))
     apply_update(kind, taken, of_state, gradients, scalars)
     weights[slots], state[slots] = taken, of_state
 
 
 def initial_state(optimizer: Optimizer, dim: int, n: int) -> Rows:
-    """Return the (n, state_dim) float32 state of rows that no update has named yet."""
+    """Return the (n, state_dim) float32 state of rows that no update has changed yet."""
     return np.full((n, optimizer.state_dim(dim)), np.float32(optimizer.initial_state))

@@ -1,7 +1,7 @@
-"""The types that kernels are written in: what a parameter of a kernel may be annotated with.
+"""The types of parameters of kernels, for use as annotations.
 
-Arrays are C-contiguous; one whose name ends in "In" is only read, so that a caller's read-only
-array is as good as any other.
+Arrays are C-contiguous. A kernel only reads arrays whose type's name ends in "In", so that a caller
+can pass read-only arrays.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -13,11 +13,11 @@ from embstore.layout import ELEMENT
 
 
 class Parameter(NamedTuple):
-    """What a kernel takes: a number, or an array."""
+    """The type of a parameter of a kernel: a number or an array."""
 
     dtype: str
     dimensions: int = 0
-    """0: a number."""
+    """The number of dimensions; 0: a number."""
     readonly: bool = False
 
 
@@ -61,7 +61,7 @@ Float32s = Annotated[NDArray[np.float32], _one("float32")]
 Float32sIn = Annotated[NDArray[np.float32], _read("float32")]
 Float32Rows = Annotated[NDArray[np.float32], _two("float32")]
 Float32RowsIn = Annotated[NDArray[np.float32], _read_two("float32")]
-# As they are kept.
+# With the dtype in which rows are stored.
 Elements = Annotated[NDArray[Any], _one(ELEMENT.name)]
 Rows = Annotated[NDArray[Any], _two(ELEMENT.name)]
 RowsIn = Annotated[NDArray[Any], _read_two(ELEMENT.name)]

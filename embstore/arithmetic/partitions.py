@@ -1,11 +1,11 @@
 """Which partition a row belongs to (contract.md, rule 12).
 
-A partition is what a shard has, or gives to another: 1,024 of each table, so that some hundred
-shards have about as much as one another, and a map of them is small. A block of the digest (rule
-11) is in one partition as a whole, so leaves never straddle shards; of a sparse table, it is the
-partition. Popular keys stand side by side in many data sets, so neighbouring blocks go to
-partitions that have nothing to do with each other: the finalizer of splitmix64 mixes every bit of a
-block's number into the ten that are kept.
+A partition is the unit that a shard has, or hands over to another shard. Each table has 1,024 of
+them, so that some hundred shards have similar amounts of data, and a map of partitions is small. A
+block of the digest (rule 11) is in one partition as a whole, so no leaf is split between shards; in
+a sparse table a block is a partition. Popular keys are close to each other in many data sets.
+Therefore neighbouring blocks are assigned to unrelated partitions: the finalizer of splitmix64
+mixes every bit of a block's number into the ten bits that are used.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from embstore.arrays import Keys
 from embstore.sharding import PARTITIONS
 
 KEY_SHIFTS = {"dense": BLOCK_KEYS.bit_length() - 1, "sparse": 0}
-"""By key space: the low bits of a key that its partition does not depend on."""
+"""By key space: the number of low bits of a key that do not affect its partition."""
 _SHIFT = np.uint64(64 - (PARTITIONS.bit_length() - 1))
 _GOLDEN, _FIRST, _SECOND = map(
     np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -28,7 +28,7 @@ def partitions(seed: int, keys: Keys, key_space: str) -> NDArray[np.uint16]:
 
     Parameters
     ----------
-    seed, key_space : the table's
+    seed, key_space : seed and key space of the table
     keys : (n,) int64; >= 0 in a dense table
     """
     return _mixed(seed, keys.view(np.uint64) >> np.uint64(KEY_SHIFTS[key_space]))
@@ -56,20 +56,20 @@ def _mixed(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint16]:
 def by_shard(
     seed: int, keys: Keys, owners: NDArray[np.int32], count: int, key_space: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """Return which of `count` shards has each key, and the keys' positions by shard.
+    """Return the shard of each key, of `count` shards, and the keys' positions by shard.
 
     Parameters
     ----------
-    seed, key_space : the table's
+    seed, key_space : seed and key space of the table
     keys : (n,) int64, contiguous; >= 0 in a dense table
     owners : (PARTITIONS,) the shard that has each partition
 
     Returns
     -------
-    (n,) the shard of each key; (count + 1,) where each shard's positions begin; (n,) the positions
-    of the keys, shard by shard, ascending within each.
+    (n,) the shard of each key; (count + 1,) the first index of each shard in the third array; (n,)
+    the positions of the keys, shard by shard, ascending within each shard.
     """
     shard_of = owners[partitions(seed, keys, key_space)]
     starts = np.concatenate([[0], np.cumsum(np.bincount(shard_of, minlength=count))])
-    order = np.argsort(shard_of.astype(np.uint16), kind="stable")  # 16 bits: by counting
+    order = np.argsort(shard_of.astype(np.uint16), kind="stable")  # 16 bits: NumPy sorts by radix
     return shard_of, starts, order.astype(np.int32)

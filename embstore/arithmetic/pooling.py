@@ -1,10 +1,10 @@
-"""Bags: rows to one pooled row each, and a bag's gradient to its occurrences (contract.md, rule 8).
+"""Bags: rows to a pooled row per bag, a bag's gradient to its occurrences (contract.md, rule 8).
 
-A bag is a run of consecutive keys, cut by `offsets`; bag b holds positions offsets[b] to
-offsets[b + 1]. Mean divides by the number of rows as fp32; multiplying by the reciprocal would
-round twice. Weights multiply each row, rounded, before the sum. Back again, every occurrence
-receives its own rounded gradient, and rule 2 over a key's occurrences follows as for any other
-update; summing a key's coefficients first would save work and give other bits.
+A bag is a run of consecutive keys, cut by `offsets`; bag b has positions offsets[b] to offsets[b +
+1]. Mean divides by the number of rows as fp32; multiplying by the reciprocal would round twice.
+Weights multiply each row, rounded, before the sum. In the other direction, every occurrence
+receives its own rounded gradient, and then rule 2 sums over a key's occurrences as in any other
+update. Summing a key's coefficients first would save work, but give other bits.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ Pooling = Literal["sum", "mean"]
 
 
 def _divisors(counts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return (bags, 1) counts; 1 for an empty bag, whose zeros then stay zeros."""
+    """Return (bags, 1) counts; 1 for an empty bag, so that its zeros stay zeros."""
     return np.maximum(counts, 1).astype(np.float32)[:, None]
 
 
@@ -37,7 +37,7 @@ def pool_rows(
     mode: Pooling = "sum",
     weights: NDArray[np.float32] | None = None,
 ) -> Rows:
-    """Return the (bags, dim) pooled rows; an empty bag is zeros, a NaN is the canonical one.
+    """Return the (bags, dim) pooled rows. An empty bag gives zeros; a NaN is the canonical NaN.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def pool_rows(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed.
     """
     _check(mode, weights)
     counts = np.diff(offsets)
@@ -68,11 +68,11 @@ def bag_gradients(
     mode: Pooling = "sum",
     weights: NDArray[np.float32] | None = None,
 ) -> Rows:
-    """Return the (n, dim) gradient that each occurrence receives from its bag's, (bags, dim).
+    """Return the (n, dim) gradients of occurrences, from the (bags, dim) gradients of bags.
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed.
     """
     _check(mode, weights)
     counts = np.diff(offsets)

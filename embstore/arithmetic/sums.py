@@ -1,19 +1,19 @@
 """Sums whose order is part of their value: over occurrences, dim and ranks (rules 2, 3 and 6).
 
-fp32 addition is not associative, so "the sum" means nothing until the order is given. The rule
-for occurrences of a key (and for rows of a bag) is two levels deep:
+fp32 addition is not associative, so a sum is defined only together with its order. The rule for
+occurrences of a key (and for rows of a bag) has two levels:
 
     occurrences   0 1 2 ... 63 | 64 ... 127 | 128 129
     chunk sums    ((0+1)+2)+.. | ..         | 128+129       each in order, starting from its first
     sum           (chunk 0 + chunk 1) + chunk 2             the same again over the chunk sums
 
-"Starting from the first" means that the first value is copied and not added to 0.0, which would
-turn -0.0 into 0.0. Both levels are one function, `_sums_in_order`, run over all keys at once: its
-loop is over the place within a chunk, then over the chunk number, and never over keys. A batch
-without a hot key is done after a handful of passes; one key with a million occurrences costs 64 +
-15625 of them.
+"Starting from its first" means that the first value is copied and not added to 0.0, which would
+turn -0.0 into 0.0. Both levels are one function, `_sums_in_order`, which handles all keys at once:
+it loops over the position within a chunk, then over the chunk number, and never over keys. A batch
+without a hot key takes a handful of passes; one key with a million occurrences takes 64 + 15625
+passes.
 
-`np.add.at` and `np.bincount` with weights are not used: the first promises no order, the second
+`np.add.at` and `np.bincount` with weights are not used: the former guarantees no order, the latter
 adds in float64.
 """
 
@@ -28,14 +28,14 @@ from embstore.arrays import Keys, Rows
 CHUNK_OCCURRENCES = 64
 _PARTIALS = 32
 LARGE = 2.0**57
-"""A row of elements below it is accepted whatever its dim: 4096 squares add up to 2**126."""
+"""A row whose elements are all below it is accepted for any dim: 4096 squares add up to 2**126."""
 
 Counts = NDArray[np.int64]
 Positions = NDArray[np.int64]
 
 
 def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
-    """Return the distinct keys in order of first occurrence, and the way back.
+    """Return the distinct keys in order of first occurrence, and the index of each key in them.
 
     Parameters
     ----------
@@ -70,17 +70,18 @@ def _starts(counts: Counts) -> Positions:
 @kept
 @np.errstate(all="ignore")
 def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
-    """Return the rule 2 sum of each group; an empty group is zeros.
+    """Return the sum of each group by rule 2; the sum of an empty group is zeros.
 
     Parameters
     ----------
     values : (m, dim) float32
-    positions : (n,) int64 into `values`, group after group, each in the order of its occurrences
-    counts : (groups,) int64 positions per group, adding up to n
+    positions : (n,) int64, indices into `values`, group after group, each in the order of
+        occurrence
+    counts : (groups,) int64, the number of positions per group; their sum is n
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed.
     """
     chunk_counts = -(-counts // CHUNK_OCCURRENCES)
     chunk_starts = _starts(chunk_counts)
@@ -104,18 +105,18 @@ def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
 def sum_by_key(
     inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
 ) -> Rows:
-    """Return the (count, dim) rule 2 sums of the values of each id, in batch order.
+    """Return the (count, dim) sums of the values of each id by rule 2, in batch order.
 
     Parameters
     ----------
     inverse : (n,) int32, the id of each value, 0 <= id < count, as `unique` returns it
-    count : how many ids there are; one that does not occur gets zeros
-    values : (n, dim) float32, non-finite ones included
+    count : number of ids; an id that does not occur gets zeros
+    values : (n, dim) float32, also non-finite values
     out : (count, dim) float32 to fill and return; None: a new array
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed.
 
     Notes
     -----
@@ -131,7 +132,7 @@ def sum_by_key(
 
 @np.errstate(all="ignore")
 def sum_over_dim(values: Rows) -> NDArray[np.float32]:
-    """Return the (n,) sums of the rows of (n, dim) as a warp adds: 32 partial sums, then folds.
+    """Return the (n,) sums of rows (n, dim) in a warp's order: 32 partial sums, then folds.
 
     A partial sum without an element (dim < 32) is 0.0, as in a warp's idle lane.
     """
@@ -147,7 +148,7 @@ def sum_over_dim(values: Rows) -> NDArray[np.float32]:
 
 
 def largest(values: Rows) -> float:
-    """Return the largest magnitude of (n, dim), 0 of none, NaN where an element is one."""
+    """Return the largest magnitude in (n, dim), 0 if there are no elements, NaN if one is NaN."""
     if not values.size:
         return 0.0
     return max(float(values.max()), -float(values.min()))
@@ -155,9 +156,9 @@ def largest(values: Rows) -> float:
 
 @np.errstate(all="ignore")
 def unaccepted(keys: Keys, gradients: Rows) -> list[tuple[int, NDArray[np.float32]]]:
-    """Return each key that an update cannot have, with its gradient, in the order of the keys.
+    """Return each key whose gradient must be refused, with the gradient, in the order of keys.
 
-    A gradient is accepted whose squares have a finite sum over dim (rules 9 and 3).
+    A gradient is accepted if its squares have a finite sum over dim (rules 9 and 3).
 
     Parameters
     ----------
@@ -175,16 +176,16 @@ def unaccepted(keys: Keys, gradients: Rows) -> list[tuple[int, NDArray[np.float3
 @kept
 @np.errstate(all="ignore")
 def add_ranks(count: int, shares: Sequence[tuple[NDArray[np.integer], Rows]]) -> Rows:
-    """Return the (count, dim) sums over ranks, in rank order; a rank without the key is skipped.
+    """Return the (count, dim) sums over ranks, in rank order; a rank without an id is skipped.
 
     Parameters
     ----------
-    count : how many ids there are; one that no rank has gets zeros
-    shares : per rank, at least one rank: ids (k,), distinct, and their sums (k, dim) by rule 2
+    count : number of ids; an id that no rank has gets zeros
+    shares : for each rank, ids (k,), distinct, and their sums (k, dim) by rule 2; at least one rank
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and cannot be told not to.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed.
     """
     assert shares, "a step has at least one rank"
     sums = np.zeros((count, shares[0][1].shape[1]), np.float32)

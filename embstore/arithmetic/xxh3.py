@@ -1,11 +1,11 @@
-"""XXH3-64 of many short values at once (contract.md, "Hashed ids"): what xxHash 0.8 gives of each.
+"""XXH3-64 of many short values at once (contract.md, "Hashed ids"), equal to xxHash 0.8's.
 
-A value is some bytes of a buffer. Those of up to 16 bytes are hashed here, all of one class of
-lengths together, in as many operations of NumPy as XXH3 has for one. Longer ones go to the library
-`xxhash` one by one, which takes no longer than NumPy would. The names are those of xxHash's own
-description.
+A value is a range of bytes of a buffer. Values of up to 16 bytes are hashed here: all values of one
+class of lengths together, with as many NumPy operations as XXH3 needs for one value. Longer values
+are passed to the library `xxhash` one by one, which takes no longer than NumPy would. Names are
+taken from xxHash's own description.
 
-Eight bytes, as an integer has, are hashed one to one: no two integers have one hash.
+The hash of eight bytes, as an integer has, is one to one: no two integers have the same hash.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ _SECRET = bytes.fromhex(
     "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
     "3c2852bb91c300cb"
 )
-"""The first 72 bytes of XXH3's, all that short values take."""
+"""The first 72 bytes of XXH3's secret; short values use no others."""
 _LENGTH_MAX = 16
 _BLOCK = 1 << 14
-"""Values that are hashed at a time: their intermediate results fit a processor's cache."""
+"""The number of values hashed at a time: their intermediate results fit a processor's cache."""
 
 
 def hashes_of_words(words: NDArray[np.integer[Any]], seed: int) -> Words:
@@ -49,7 +49,7 @@ def hashes_of_bytes(
     Parameters
     ----------
     data : (bytes,) contiguous
-    starts, lengths : (n,), where in it each value is
+    starts, lengths : (n,), the first byte of each value, and its number of bytes
     """
     hashes = np.empty(len(starts), np.uint64)
     for low in range(0, len(starts), _BLOCK):
@@ -59,7 +59,7 @@ def hashes_of_bytes(
 
 
 class _Buffer:
-    """Little-endian words of a buffer, wherever they begin."""
+    """Little-endian words of a buffer, at any byte."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
@@ -77,7 +77,7 @@ class _Buffer:
 
 
 def _words_anywhere(data: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return a view with a word for each byte that one may begin at."""
+    """Return a view with a word for each byte at which a word can begin."""
     count = max(len(data) - np.dtype(dtype).itemsize + 1, 0)
     return np.ndarray((count,), dtype, data if count else b"", strides=(1,))
 
@@ -108,7 +108,7 @@ def _by_library(
     return np.array([xxh3_64_intdigest(view[low:high], seed) for low, high in bounds], np.uint64)
 
 
-# By length. Arithmetic of 64 bits wraps; where a value is one Python can have, it is made there.
+# By length. 64-bit arithmetic wraps; values that do not depend on the data are computed in Python.
 
 
 def _of_0(buffer: _Buffer, starts: NDArray[np.int64], lengths: Any, seed: int) -> Words:
@@ -131,7 +131,7 @@ def _of_4_to_8(buffer: _Buffer, starts: Any, lengths: Any, seed: int) -> Words:
 
 
 def _of_8_bytes(mixed: Words, size: Any, seed: int) -> Words:
-    """Return the hash of 4 to 8 bytes, whose first four are the high half of `mixed`."""
+    """Return the hash of 4 to 8 bytes; the first four are the high half of `mixed`."""
     swapped = int.from_bytes((seed & 0xFFFFFFFF).to_bytes(4, "little"), "big")
     flip = (_secret64(8) ^ _secret64(16)) - (seed ^ (swapped << 32))
     h = mixed ^ np.uint64(flip & _MASK)
@@ -156,11 +156,11 @@ _CLASSES: tuple[tuple[int, Callable[..., Words]], ...] = (
     (8, _of_4_to_8),
     (_LENGTH_MAX, _of_9_to_16),
 )
-"""What hashes values of up to so many bytes."""
+"""The functions that hash values, each with the most bytes that it takes."""
 
 
 def _folded_product(a: Words, b: Words) -> Words:
-    """Return the low half of each product of 128 bits, XOR the high half."""
+    """Return the low half of each 128-bit product, XOR its high half."""
     half = np.uint64(32)
     a_low, a_high, b_low, b_high = a & _LOW, a >> half, b & _LOW, b >> half
     low, middle = a_low * b_low, a_high * b_low

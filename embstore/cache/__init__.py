@@ -1,5 +1,5 @@
-"""The row cache: which rows are in fast memory, where, and which leave when others come.
+"""The row cache: which rows are in fast memory, in which slot, and which are evicted for others.
 
 `pool.py` is the cache of the tables of one layout and names its parts; `arena.py` shares
-`cache_bytes` between pools; `prefetch.py` brings the rows of announced steps in ahead.
+`cache_bytes` between pools; `prefetch.py` loads the rows of announced steps ahead of their use.
 """

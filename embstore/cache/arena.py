@@ -1,30 +1,32 @@
 """The arena: `cache_bytes` shared between pools, slab by slab, on demand.
 
-A **slab** is a run of slots of one pool. A pool asks for one when it has no free slot; while the
-budget lasts it gets it, and only when it is spent are rows evicted. The size of a slab, and a
+A **slab** is a run of slots of one pool. A pool that has no free slot asks for a slab. It gets one
+while the budget lasts; rows are evicted only when the budget is spent. The size of a slab, and a
 pool's other memory, follow from the budget (sizes.py). All pools share one staging buffer.
 
-A pool that comes late must not starve: each pool has a **floor**, an equal part of half the budget
-(and one slab at least). A pool below its floor may take a slab from the largest pool; that pool
-evicts the rows of its last slab first.
+A pool that is created late must not starve. Each pool therefore has a **floor**: an equal part of
+half the budget, and one slab at least. A pool below its floor may take a slab from the largest
+pool; that pool evicts the rows of its last slab first.
 
-Where **aims** are set, the target sizes of pools, these decide and not the order of requests: a
-pool that asks in vain is noted as wanting, and `move_slice` has a pool above its aim release slots,
-as long as the free memory is no slab of one that is wanting and below its aim. Such a pool gets
-free memory first; else any pool that asks. Aims are forgotten when pools come or go, or the budget
-changes: they were for others. `era` counts these events.
+**Aims** are target sizes of the pools. Where they are set, they decide which pool gets memory, and
+not the order of requests. A pool that is refused a slab is noted as wanting. `move_slice` has a
+pool above its aim release slots, as long as a wanting pool is below its aim and the free memory is
+less than a slab of that pool. A wanting pool below its aim gets free memory first, then any pool
+that asks. Aims are forgotten when a pool is added or removed, or the budget changes, because they
+were computed for other pools or another budget. `era` counts these events.
 
-The budget may change (`resize`). Every pool then takes the sizes of the new one, as if it had been
-made with it: slabs are only the steps in which slots come and go, so no slot moves for that. If the
-pools have more than the new budget, the largest release slabs until they do not. Rejected: slabs
-whose size never changes. A cache could then not become smaller than the slabs of its first budget,
-and one that grew a thousandfold would do so in steps too small to be worth one.
+The budget may change (`resize`). Every pool then takes the sizes that follow from the new budget,
+as if it had been created with it. No slot moves for that, since a slab is only the step in which
+slots are added and released. If the pools take more than the new budget, the largest pools release
+slabs until they fit. Rejected: slabs whose size never changes. A cache could then not become
+smaller than the slabs of its first budget, and a cache that grew a thousandfold would do so in tiny
+steps.
 
 An index whose stash is full becomes larger in the middle of a call, without a check of the budget
 (index.py). The excess is released before the next command (`keep_to_budget`), as if the budget had
-become smaller. Two excesses are tolerated: the index of a pool of one slab, which has nothing to
-release, because its keys could not be found otherwise; and the index of any pool, as long as the
-log has no room for dirty rows that would have to leave.
+become smaller. Two excesses are tolerated. A pool of one slab keeps its larger index, because it
+has no slab to release and its keys could not be found otherwise. Any pool keeps its larger index as
+long as the log has no room for the dirty rows that would have to leave.
 """
 
 from bisect import bisect_left
@@ -35,11 +37,11 @@ from embstore.cache.slots import PoolSlots
 from embstore.errors import CapacityError
 
 _BUDGET_BYTES_MAX = 1 << 62
-"""Slabs stop growing far below it, so it has room for one slab of any number of pools."""
+"""Slabs stop growing far below it, so it is enough for one slab of any number of pools."""
 
 
 class HostCache(NamedTuple):
-    """The memory of the host that level two of a GPU's cache may take, and why as much."""
+    """The host memory that level two of a GPU's cache may take, and why it is that much."""
 
     budget_bytes: int = 0
     reason: str = ""
@@ -51,11 +53,11 @@ class Member(Protocol):
     slots: PoolSlots
 
     def release_slabs(self, count: int) -> None:
-        """Evict the rows of the last slabs and free these, but never the first."""
+        """Evict the rows of the last `count` slabs and free these, except the first slab."""
 
     def release_slice(self) -> None:
-        """Evict the rows of a part of the last slab and free that part, but never the first slab:
-        as much as may be in the way of a call."""
+        """Evict the rows of a part of the last slab and free that part, but never the first slab.
+        The part is small enough that calls wait for it only briefly."""
 
 
 class Arena:
@@ -66,23 +68,23 @@ class Arena:
         self.option = option  # the option's name for users
         self.pools: list[Member] = []
         self.is_fixed = False
-        """Whether no slab moves between pools: a command is writing, and has reserved room for the
-        rows that it found."""
+        """Whether slabs must not move between pools: a command is writing, and has reserved room
+        for the rows that it found."""
         self.is_short = False
-        """Whether a pool has asked for a slab in vain, since this was set to False."""
+        """Whether a pool has been refused a slab since this was set to False."""
         self.may_exceed = False
         """Whether an index has become larger since `keep_to_budget`."""
         self.may_move = False
-        """Whether a pool has asked in vain since `move_slice` found nothing to do."""
+        """Whether a pool has been refused a slab since `move_slice` found nothing to do."""
         self.era = 0
-        """Grows when pools come or go, or the budget changes."""
+        """Grows when a pool is added or removed, or the budget changes."""
         self.aims: dict[Member, int] = {}
-        """Bytes that each pool should have; empty: first come, first served."""
-        self._wanting: set[Member] = set()  # have asked in vain, and got nothing since
+        """Bytes that each pool should have; empty: slabs are given in the order of requests."""
+        self._wanting: set[Member] = set()  # refused a slab, and not granted one since
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all pools, and of their staging."""
+        """Bytes of all pools, and of their shared staging."""
         return sum(pool.slots.memory_bytes for pool in self.pools) + self.staging_bytes
 
     @property
@@ -96,11 +98,11 @@ class Arena:
         return max((pool.slots.sizes.staging_bytes for pool in self.pools), default=0)
 
     def join(self, pool: Member) -> None:
-        """Add a pool; its first slab is granted, if need be at the cost of another pool's.
+        """Add a pool and grant its first slab, if need be by taking a slab from another pool.
 
         Raises
         ------
-        CapacityError : the budget cannot give it one slab.
+        CapacityError : the budget is too small for one slab of this pool.
         """
         aims, self.aims = self.aims, {}
         self.pools.append(pool)
@@ -126,7 +128,7 @@ class Arena:
         self.pools.remove(pool)
 
     def grant(self, pool: Member) -> bool:
-        """Say whether the pool may add a slab; below its floor, take slabs from others for it."""
+        """Return whether the pool may add a slab. A pool below its floor takes slabs of others."""
         if self._is_granted(pool):
             self._wanting.discard(pool)
             return True
@@ -143,7 +145,7 @@ class Arena:
         return self._lacks(pool) or not any(self._lacks(p) for p in self._wanting)
 
     def _has_room(self, pool: Member) -> bool:
-        """Whether the free memory is enough for a slab of a pool."""
+        """Whether the free memory is enough for a slab of `pool`."""
         needed = pool.slots.grown_bytes - pool.slots.memory_bytes
         return self.memory_bytes + needed <= self.budget_bytes
 
@@ -172,13 +174,13 @@ class Arena:
     # Aims
 
     def aim(self, aims: dict[Member, int]) -> None:
-        """Say how many bytes each of the pools should have; together they are the budget."""
+        """Set the bytes that each pool should have; their sum is the budget."""
         self.aims, self.may_move = dict(aims), True
         for pool, memory_bytes in aims.items():
             pool.slots.expect(memory_bytes)
 
     def _begin_era(self) -> None:
-        """Give slabs in the order of requests again: the aims were for others."""
+        """Drop the aims: slabs are given in the order of requests again."""
         for pool in self.aims:
             pool.slots.expect(None)
         self.aims = {}
@@ -186,13 +188,13 @@ class Arena:
         self.era += 1
 
     def move_slice(self) -> int:
-        """Have the pool that is farthest above its aim release a slice, if one below waits for it.
+        """Have the pool farthest above its aim release a slice, if a pool below its aim waits.
 
-        Returns the bytes that it has less, 0 if there was nothing to do. Between commands.
+        Return the bytes that were released, 0 if there was nothing to do. Called between commands.
 
         Raises
         ------
-        CapacityError : no room in the log for dirty rows that must leave.
+        CapacityError : the log has no room for dirty rows that must leave.
         """
         donor = None
         if any(self._lacks(pool) and not self._has_room(pool) for pool in self._wanting):
@@ -216,13 +218,13 @@ class Arena:
     # The budget
 
     def resize(self, budget_bytes: int) -> None:
-        """Change the budget; release the excess.
+        """Change the budget, and release the excess.
 
         Raises
         ------
-        CapacityError : the budget cannot give every pool one slab, the system refuses the address
-            space, or the disk has no room for dirty rows that must leave. The budget and all sizes
-            are unchanged; some rows may have left the cache.
+        CapacityError : the budget is too small for one slab of every pool, the system refuses the
+            address space, or the disk has no room for dirty rows that must leave. The budget and
+            all sizes are unchanged; some rows may have left the cache.
         """
         self._check_least(budget_bytes)
         self._begin_era()
@@ -252,11 +254,11 @@ class Arena:
         self.may_exceed = True
 
     def keep_to_budget(self) -> None:
-        """Release memory that larger indexes have taken beyond the budget. Between commands.
+        """Release memory that larger indexes take beyond the budget. Called between commands.
 
         Raises
         ------
-        CapacityError : no room in the log for dirty rows that must leave; `may_exceed` stays.
+        CapacityError : the log has no room for dirty rows that must leave; `may_exceed` stays True.
         """
         self._release_excess()
         if self.memory_bytes > self.budget_bytes:
@@ -265,9 +267,10 @@ class Arena:
         self.may_exceed = False
 
     def _release_excess(self) -> None:
-        """Have pools release slabs: each time the largest pool, an equal share of the excess.
+        """Have pools release slabs: each time the largest pool, by an equal share of the excess.
 
-        A slab's share of the index goes with it, or few slabs would be left of small rows.
+        The bytes of a slab include its share of the index. Otherwise pools of small rows, whose
+        index is large in comparison, would release too many slabs.
         """
         while (excess := self.memory_bytes - self.budget_bytes) > 0:
             donors = _donors(self.pools)
@@ -279,8 +282,9 @@ class Arena:
 
 
 def _enough(budget_bytes: int, pools: list[Member]) -> int:
-    """Return the least budget, `budget_bytes` or more, in which each pool has one slab. The need of
-    pools grows with the budget, so it is more than the sum of their needs now."""
+    """Return the least budget, `budget_bytes` or more, in which each pool has one slab. The pools
+    need more memory under a larger budget, so the result is more than the sum of their present
+    needs."""
 
     def is_enough(given: int) -> bool:
         return least_bytes([pool.slots.sizes_of(given) for pool in pools]) <= given

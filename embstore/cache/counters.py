@@ -1,8 +1,9 @@
-"""The counters of a pool, which only grow. Both hit definitions: by unique key and by access.
+"""The counters of a pool, which only grow. They count hits both by unique key and by access.
 
 **By access**, a key that a call names five times counts five times, hit or miss; **by unique key**,
-once. Hits are of lookups in level one; misses of all commands, by origin: updates bring rows in
-too. A miss whose origin is the host is a hit of level two; the others miss in both levels.
+it counts once. Hits are counted for lookups alone, in level one. Misses are counted for all
+commands, by origin, since updates bring rows in too. A miss whose origin is the host is a hit of
+level two; misses of the other origins miss in both levels.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ def _evictions(kind: str, target: str) -> Any:
 
 @dataclass
 class Counters:
-    """The counts of one pool, since it was made. Engine thread only."""
+    """The counts of one pool since it was created. Engine thread only."""
 
     access_hit_rate: float | None = ratio(
         "Accesses that hit.", lambda c: share(c.access_hits, c.accesses)
@@ -57,7 +58,7 @@ class Counters:
     parts: int = counter("Parts that those calls were processed in.")
 
     def count_lookup(self, *, keys: int, missing: int, accesses: int, hits: int) -> None:
-        """Count unique keys, how many were absent, their accesses, and how many of these hit."""
+        """Count a lookup's unique keys, the absent ones, its accesses, and its hits."""
         self.unique_keys += keys
         self.unique_hits += keys - missing
         self.accesses += accesses
@@ -71,23 +72,23 @@ class Counters:
         self.misses_base += int(origins[2])
 
     def count_evictions(self, slots: int, dirty: int) -> None:
-        """Count rows that left slots and stay nowhere, and how many of them were logged."""
+        """Count rows that left slots and that no level keeps, and how many of them were logged."""
         self.evictions_dirty += dirty
         self.evictions_clean += slots - dirty
 
     @property
     def has_evicted(self) -> bool:
-        """Whether a row has ever left."""
+        """Whether a row has ever left the pool."""
         return self.evictions_clean + self.evictions_dirty + self.evictions_host > 0
 
     @property
     def misses_below(self) -> int:
-        """Rows that were brought in from anywhere, once a row went down to level two; else 0."""
+        """The number of rows brought in, or 0 as long as no row has gone down to level two."""
         if not self.evictions_host:
             return 0
         return self.misses_host + self.misses_log + self.misses_base + self.misses_initializer
 
     def count_parts(self, parts: int) -> None:
-        """Count a call that is done in parts."""
+        """Count a call that is processed in parts."""
         self.calls_in_parts += 1
         self.parts += parts

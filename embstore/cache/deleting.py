@@ -1,12 +1,12 @@
 """Deletion: rows of a pool get their initial content again.
 
-A deleted row that is in level one stays in its slot, where it is made the initial row, and clean:
-so pins, announced steps, and the slots that calls have found are unchanged. In level two it leaves
-its slot. In log and base a tombstone hides it, logged only for keys that are stored there: the
-others are stored nowhere.
+A deleted row of level one stays in its slot, which gets the initial content and becomes clean.
+Pins, announced steps, and the slots that calls have found are therefore unchanged. A deleted row of
+level two leaves its slot. In the log and the base, a tombstone hides the row. Tombstones are logged
+only for keys that are stored there.
 
-No row is read for it. Refusals come before anything changes (`Deletion`, and the caller's
-`reserve`), as for other writes; an error of `apply` is irreversible.
+A deletion reads no row. It is refused before anything changes (by `Deletion`, or by the caller's
+`reserve`), as other writes are; an error of `apply` is irreversible.
 """
 
 import numpy as np
@@ -16,29 +16,29 @@ from embstore.arrays import Keys
 from embstore.cache.pool import Pool
 
 KEYS_MAX = 1 << 20
-"""Keys of one deletion, which bounds its memory on the device."""
+"""The most keys of one deletion. It bounds the memory that a deletion takes on the device."""
 
 
 class Deletion:
-    """The deletion of rows of one pool. Engine thread only; no other call comes in between.
+    """The deletion of rows of one pool. Engine thread only; no other call is made in between.
 
     Raises
     ------
-    CapacityError : no memory. Nothing has changed.
+    CapacityError : the device has too little memory. Nothing has changed.
     """
 
     def __init__(self, pool: Pool, keys: Keys) -> None:
-        """Make ready to delete the rows of unique row keys."""
-        pool.finder.finish_arriving()  # rows under way were read before
+        """Prepare to delete the rows of unique row keys."""
+        pool.finder.finish_arriving()  # rows under way have old content
         if pool.device.is_queued:
             pool.device.memory.secure(len(keys))
         self._pool, self._keys = pool, keys
         self._is_stored = pool.storage.rows.has(keys)
         self.tombstones = int(np.count_nonzero(self._is_stored))
-        """The number of tombstones to log: room for these must be reserved before `apply`."""
+        """The number of tombstones to log. Room for them must be reserved before `apply`."""
 
     def apply(self) -> NDArray[np.bool_]:
-        """Delete the rows; return which had been written."""
+        """Delete the rows; return which of them had been written, (n,) bool."""
         pool, keys = self._pool, self._keys
         pool.followers.prepare(len(keys))
         was_written = self._is_stored.copy()

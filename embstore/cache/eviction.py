@@ -1,10 +1,11 @@
-"""Slots for new rows: free ones, a further slab's, or slots of victims, whose rows leave.
+"""Slots for new rows: free slots, the slots of a new slab, or slots of victims, whose rows leave.
 
-A dirty victim is logged before its slot is freed; room for all victims of a call is reserved in the
-log before the first is logged. Where slots are freed an error is irreversible: it fails the store.
+A dirty victim is logged before its slot is freed. Room for all victims of a call is reserved in the
+log before the first victim is logged. An error while slots are freed is irreversible: it fails the
+store.
 
-A pool whose device has no memory for a slab of the budget does not refuse a call: rows leave
-instead.
+A pool evicts rows, and does not refuse a call, if its device has no memory for a slab that the
+budget allows.
 """
 
 from dataclasses import dataclass
@@ -29,21 +30,22 @@ _VACATED_SLOTS_MAX = 1 << 16
 
 
 class LevelBelow(Protocol):
-    """A level for rows that leave between calls (level_two.py); in calls: exchange.py."""
+    """The level below, for rows that leave between calls; exchange.py moves rows within calls."""
 
     def make_room(self, count: int) -> Slots:
-        """Return places for up to `count` rows, for `keep`. Raises CapacityError."""
+        """Return slots of this level for up to `count` rows, for `keep`. Raises CapacityError."""
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
-        """Take rows that leave slots of the pool, of which `here` is known; False: they stay."""
+        """Take the rows that leave `slots` of the pool, whose contents are `here`. Return False if
+        the rows could not be taken."""
 
     def put_back(self, places: Slots) -> None:
-        """Free places again that `make_room` has returned."""
+        """Free slots that `make_room` has returned."""
 
 
 @dataclass(eq=False)
 class Evictor:
-    """Takes and frees the slots of one pool; the arena asks it for slabs. Engine thread only."""
+    """Takes and frees the slots of one pool; the arena has it release slabs. Engine thread only."""
 
     device: Device
     storage: PoolStorage
@@ -55,23 +57,24 @@ class Evictor:
     scores: Scores
     counters: Counters
     dirty_max: int = 0
-    """At least the number of dirty slots: a row written twice counts twice."""
+    """An upper bound of the number of dirty slots: a row written twice counts twice."""
     level_two: LevelBelow | None = None
     is_clean_first: bool = False
-    """Whether dirty rows leave last, by a count of 1 in their scores, as in level two."""
+    """Whether dirty rows are evicted last, by a count of 1 in their scores, as in level two."""
 
     # Slabs
 
     def grow(self) -> bool:
-        """Add a slab, if the arena and the device have one."""
+        """Add a slab, if the arena grants one and the device has memory for it."""
         return self.slots.may_grow and self.arena.grant(self) and self.slots.add_slab()
 
     def release_slabs(self, count: int) -> None:
-        """Evict the rows of the last `count` slabs and free these, but never the first.
+        """Evict the rows of the last `count` slabs and free these slabs, but never the first slab.
 
         Raises
         ------
-        CapacityError : no room in the log. The slabs stay; rows that were logged have left them.
+        CapacityError : the log has no room. The slabs stay, without the rows that were already
+            logged.
         """
         low = self.slots.first_of_last_slabs(count)
         self._vacate(low)
@@ -91,11 +94,11 @@ class Evictor:
     def _vacate(self, low: int) -> None:
         """Evict the rows of all slots from `low` on.
 
-        Piece by piece: arrays of many megabytes that come and go would stay with the allocator,
-        when memory is to be freed.
+        The work is done piece by piece. The allocator would keep arrays of many megabytes after
+        their use, although memory is to be freed.
 
-        Only these lose their pins; but where pins would have more than half of the remaining slots,
-        all do, and their owners pin again as many as fit.
+        Only pins of these slots are dropped. But if pins would take more than half of the remaining
+        slots, all pins are dropped, and their owners pin again as many rows as fit.
         """
         if 2 * self.pins.count > low:
             self.finder.finish_arriving()
@@ -117,39 +120,39 @@ class Evictor:
     # Slots
 
     def ask_victims(self, count: int) -> Answer[Victims] | None:
-        """Add slabs for `count` rows, and ask which rows leave for the others; None: none has
-        to."""
+        """Add slabs for `count` rows, and ask which rows must leave; None if no row must."""
         needed = self.needed(count)
         return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
-        """Return free slots; where there are too few, rows leave theirs.
+        """Return `count` free slots; where there are too few, rows are evicted.
 
-        begun : the answer of `ask_victims` for as many, asked after all touches of the running call
+        begun : the answer of `ask_victims` for the same count, asked after all touches of the
+            running call
 
         Raises
         ------
-        CapacityError : no room in the log for rows that would have to leave.
+        CapacityError : the log has no room for rows that would have to leave.
         """
         needed = self.needed(count)
         if needed:
-            # At worst every victim is dirty; the reservation stands before the first is logged.
+            # At worst every victim is dirty; room is reserved before the first victim is logged.
             self.reserve(min(needed, self.dirty_max))
             self._evict(*self.scores.victims(needed, begun))
         return self.slots.take(count)
 
     def needed(self, count: int) -> int:
-        """Return how many rows must leave so that `count` slots are free; add slabs before."""
+        """Return how many rows must leave so that `count` slots are free; slabs are added first."""
         while self.slots.free_count < count and self.grow():
             pass
         return max(count - self.slots.free_count, 0)
 
     def evict(self, count: int) -> int:
-        """Evict up to `count` rows ahead of need; return how many.
+        """Evict up to `count` rows ahead of need; return how many rows were evicted.
 
         Raises
         ------
-        CapacityError : no room in the log. Nothing has changed.
+        CapacityError : the log has no room. Nothing has changed.
         """
         count = min(count, self.pins.unpinned_count - self.slots.free_count)
         if count <= 0:
@@ -160,7 +163,7 @@ class Evictor:
         return count
 
     def free(self, slots: Slots, keys: Keys) -> None:
-        """Remove row keys from their slots, with or without rows there."""
+        """Free slots and remove their keys from the index, whether or not rows have arrived."""
         with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.erase(keys)
@@ -168,15 +171,15 @@ class Evictor:
             self.slots.free(slots)
 
     def free_table(self, table_id: int) -> None:
-        """Remove the row keys of a table from their slots."""
+        """Free the slots of all row keys of a table."""
         keys = self.slots.keys
         slots = np.flatnonzero(self.slots.row_keys.are_of(keys, table_id))
         self.free(slots, keys[slots])
         self.scores.forget()
 
     def _evict(self, slots: Slots, here: SlotContents) -> None:
-        """Free resident slots, of which `here` is known; dirty rows that level two does not take
-        are logged first (room has been reserved)."""
+        """Free resident slots, whose contents are `here`. Dirty rows that level two does not take
+        are logged first; room for them has been reserved."""
         if self.level_two is None:
             logged, kept = self.log_dirty(slots, here), 0
         else:
@@ -187,10 +190,11 @@ class Evictor:
         self.counters.evictions_host += kept
 
     def _sink(self, level_two: LevelBelow, slots: Slots, here: SlotContents) -> tuple[int, int]:
-        """Have level two take rows that leave slots, the last of them where it has not room for
-        all; return how many of the others were logged, and how many it has taken.
+        """Have level two take the rows that leave slots. If it has too little room, it takes only
+        the last rows, and the first rows are logged. Return how many rows were logged, and how many
+        level two has taken.
 
-        It takes them last: a call that is refused before has moved no row.
+        Rows are logged before level two takes its rows, so that a refused call has moved no row.
         """
         places = level_two.make_room(len(slots))
         left = len(slots) - len(places)
@@ -214,15 +218,15 @@ class Evictor:
         if self.is_clean_first:
             counts = np.full(len(slots), dirty, np.int64)
             self.device.slots.set_counts(self.slots.memory, slots, counts)
-            self.scores.forget()  # of those queued as victims some may be dirty
+            self.scores.forget()  # some queued victims may be dirty now
 
     @property
     def logged_rows_max(self) -> int:
-        """Rows that are logged at once, so that the log's segments keep about their size."""
+        """The most rows that are logged at once, so that log segments keep their intended size."""
         return max(1, self.storage.segment_bytes // (2 * self.layout.row_bytes))
 
     def log_dirty(self, slots: Slots, here: SlotContents) -> int:
-        """Log the dirty rows of slots; return their number. Room has been reserved."""
+        """Log the dirty rows of slots; return their number. Room must have been reserved."""
         dirty = np.flatnonzero(here.dirty)
         if len(dirty) and here.rows is not None:
             self.storage.appender.append(here.keys[dirty], here.rows, dirty)
@@ -231,7 +235,7 @@ class Evictor:
         return len(dirty)
 
     def log(self, keys: Keys, slots: Slots) -> None:
-        """Append the rows of slots to the log. Room has been reserved."""
+        """Append the rows of slots to the log. Room must have been reserved."""
         rows = self.slots.memory.rows
         for piece, host_rows, places in self.device.rows.row_pieces(rows, slots):
             self.storage.appender.append(keys[piece], host_rows, places)

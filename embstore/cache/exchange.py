@@ -1,20 +1,21 @@
 """The exchange: missing rows come up from level two, and victims of level one go down.
 
-A call's missing keys are looked up in level two on the GPU. Each row that is found changes places
-with a victim of level one: one kernel carries both over the bus at once. Keys that neither level
-has need slots as well. Their victims go down into free slots of level two, for which its own rows
-leave, if need be; where level two has no room for all, the first of the victims are logged in place
-of that. All room is found before a row moves, so a call that is refused has moved none.
+A call's missing keys are looked up in level two on the GPU. Each row that is found there changes
+places with a victim of level one: one kernel copies both rows over the bus at once. Keys that are
+in neither level need slots too. The victims for these keys go down into free slots of level two,
+and rows of level two are evicted for them if need be. Where level two has no room for all victims,
+the first victims are logged instead. All room is found before a row moves, so a refused call has
+moved no row.
 
     missing keys   | absent from both    | found in level two                    |
     slots          | free ones  | victims of level one                           |
-    go to          |            | places     | the slots that the others leave   |
+    go to          |            | places     | the slots that these rows leave   |
 
-The host waits once, for how many keys are absent, and how many rows are dirty. Where the calls
-before missed rows and had to send others down, that is asked (`ask`) with the batch, before it is
-known that rows are missing, and is waited for with it. Where some keys are absent the host waits
-once more, for these keys and for the slots that their victims leave: the slots are free then, and
-the rows come as they do to a cache of one level.
+The host waits once, to learn how many keys are absent and how many rows are dirty. If earlier calls
+missed rows and had to evict others, this question is asked (`ask`) together with the batch, before
+it is known whether rows are missing, so both need one wait. If some keys are absent from both
+levels, the host waits a second time, for these keys and for the slots of their victims. These slots
+are then free, and the rows are read as in a cache of one level.
 """
 
 from collections import Counter
@@ -50,42 +51,43 @@ _NO_SLOTS = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Absent:
-    """The keys of a call that neither level has; level one has free slots for them."""
+    """The keys of a call that are in neither level; level one has free slots for them."""
 
     keys: Keys
     places: Slots
-    """Their ids in the call."""
+    """Their ids, which are indices into the call's unique keys, (n,) int64."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The question about a batch that was asked before it was synchronized."""
+    """A question about a batch that was asked before the batch was synchronized."""
 
     batch: Batch
     moves: int
-    """Moves of rows of either level; a row may be elsewhere since."""
+    """The value of `Exchange._moves` at the time; if it has grown, a row may be elsewhere."""
     free: int
-    """Free slots of level one, where there may be more since."""
+    """The number of free slots of level one at the time; it may be larger now."""
     rebuilds: int
-    """Rebuilds of level two's index, in which keys inserted last may have had no place."""
+    """The number of rebuilds of level two's index at the time. Before a rebuild, the keys inserted
+    last may be missing in the index."""
     missing: Answer[Missing]
     hits: Answer[tuple[int, int]] | None
-    """A lookup's accesses, and its hits."""
+    """The accesses of a lookup, and how many of them hit; None for other commands."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The moves: pairs of a slot of level one and a slot of level two."""
+    """The moves of a call: pairs of a slot of level one and a slot of level two."""
 
     slots: Array
     first: int
-    """The first missing key that has a pair."""
+    """Position of the first missing key that has a pair."""
     first_up: int
     first_down: int
     left: Slots
-    """Slots of victims whose keys are absent, or of their own; they are free then."""
+    """Slots of victims that leave for absent keys. They are free after the moves."""
     logged: int
-    """The number of these rows that leave the cache; they are the first."""
+    """The number of those victims that are logged and leave the cache: the first of `left`."""
     dirty_down: int
 
 
@@ -105,14 +107,14 @@ class Exchange:
     counters: Counters
     parameters: TableParameters
     risen: list[Keys] | None = None
-    """Keys of dirty rows that came up, since a list was put here."""
+    """Keys of dirty rows that came up since a list was assigned here."""
     _asked: Asked | None = None
     _full: tuple[int, int, int] | None = None
-    """The `_arena_state` at which there was no slab for missing rows."""
+    """The `_arena_state` at which no slab was available for missing rows."""
 
     def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
-        """Queue the questions of a call whose batch is not synchronized yet, if rows of such calls
-        are usually missing, and there are no slabs for them.
+        """Queue the questions about a batch that is not synchronized yet, if calls of this kind
+        usually miss rows and no slab is available for missing rows.
 
         counts : accesses that each position of a lookup stands for; None: 1 each
         """
@@ -132,7 +134,7 @@ class Exchange:
         self._asked = Asked(batch, self._moves, free, index.rebuilds, missing, hits)
 
     def asked(self, keys: Array) -> Asked | None:
-        """Return the question about these keys, a batch's, if it is still valid."""
+        """Return the question about `keys`, the unique keys of a batch, if it is still valid."""
         asked, self._asked = self._asked, None
         if asked is None or asked.batch.unique_keys is not keys:
             return None
@@ -141,18 +143,18 @@ class Exchange:
         return asked if self._is_right(asked) and asked.rebuilds == index.rebuilds else None
 
     def _is_right(self, asked: Asked) -> bool:
-        """Return whether rows are where they were, and no slab has come."""
+        """Return whether no row has moved and no slab was added since the question."""
         return (asked.moves, asked.free) == (self._moves, self.slots.free_count)
 
     @property
     def _moves(self) -> int:
-        """Grows whenever a row comes to a slot of either level, or leaves it: rows of level two do
-        so for another pool, too, which takes a slab."""
+        """Grows whenever a row enters or leaves a slot of either level. Rows of level two also
+        leave when another pool takes a slab."""
         return self.finder.moves + self.level_two.finder.moves
 
     @property
     def _arena_state(self) -> tuple[int, int, int]:
-        """A value that changes once a refused slab may be available."""
+        """A value that changes when a slab that was refused may be available."""
         arena = self.evictor.arena
         return arena.era, arena.memory_bytes, self.slots.count
 
@@ -175,20 +177,21 @@ class Exchange:
         asked: Asked | None = None,
         ceiling: int = PIN_ONE,
     ) -> Absent | None:
-        """Bring up the rows of a call's missing keys that level two has; their slots are written to
-        `slots`, which has -1 where a key is missing. Return the keys that are not there, for which
-        there are free slots.
+        """Bring up those rows of a call's missing keys that are in level two. Their slots are
+        written to `slots`, which has -1 where a key is missing. Return the keys that are in neither
+        level, for which there are free slots.
 
-        score : score of rows that come, and are touched by the call; None: they are pinned instead
-        missed_rows : where missing keys are counted by table
+        score : score of the rows that come up, which the call touches; None: they are pinned
+            instead
+        missed_rows : a counter of missing keys by table, which is added to
         asked : the question about these keys
-        ceiling : rows of this score or a higher one do not leave; None is returned, and no row has
-            moved, if they would have to
+        ceiling : rows of this score or a higher score do not leave. If such a row would have to
+            leave, no row is moved, and None is returned
 
         Raises
         ------
-        CapacityError : no room in the log for rows that must leave, or no memory is left. No row
-            has moved.
+        CapacityError : the log has no room for rows that must leave, or the device has too little
+            memory. No row has moved.
         """
         self.device.memory.secure(missing)
         if asked is None or not self._is_right(asked):
@@ -223,7 +226,7 @@ class Exchange:
         return Absent(keys, places), slots
 
     def _planned(self, found: Missing, missing: int, leaving: int, victims: Slots) -> _Plan:
-        """Find room for everything that moves. Raises CapacityError."""
+        """Find room for all rows that move. Raises CapacityError."""
         free, memory = missing - leaving, self.device.memory
         if len(victims):
             before = self.evictor.dirty_max
@@ -240,8 +243,8 @@ class Exchange:
         return _Plan(pairs, found.absent, 0, len(taken), _NO_SLOTS, 0, found.dirty_victims)
 
     def _make_places(self, found: Missing, free: int, victims: Slots, staying: int) -> int:
-        """Give victims whose keys' rows are absent places in level two; return how many have none,
-        the first, which are logged."""
+        """Find slots in level two for the victims that leave for absent keys. Return how many
+        victims have none; these are the first, and they are logged."""
         level_two, memory = self.level_two, self.device.memory
         places = level_two.make_room(len(victims), found.below, staying)
         logged = len(victims) - len(places)
@@ -285,7 +288,7 @@ class Exchange:
         self.scores.admit(come, come_keys, touched=0 if score is None else len(come))
         level_two.scores.count_touches(len(left_keys) - sunk)
         one.free(plan.left)
-        if down:  # rows that came to free slots have left slots without a victim
+        if down:  # rows that came to free slots left slots that no victim takes
             two.free(self.device.memory.download(below[:down]))
         self._count(found, plan, len(come), len(left_keys) - sunk)
         if self.risen is not None and found.dirty:

@@ -1,19 +1,20 @@
 """The rows that a call names, and their slots: found once for several questions.
 
-**Batches.** A trainer looks rows up, computes, and updates the same keys. Comparing keys with the
-last call's reads them once; making them unique hashes each and writes a table (on the CPU, for
-53,248 keys, 0.03 ms against 0.43). Therefore the last batch is kept, with a copy of its keys, in
-memory that only grows. Where work is queued a batch stays on the device, which saves a copy and
-some launches, for a GPU a tenth of a millisecond; for more than COMPARED_KEYS_MAX keys the host
-takes longer to compare them. Keys in the device's memory are not compared.
+**Batches.** A trainer looks up rows, computes, and updates the same keys. To compare keys with the
+keys of the last call, each is read once; to make them unique, each is hashed and a table is
+written. On the CPU, for 53,248 keys, comparing takes 0.03 ms, and making them unique 0.43 ms.
+Therefore the last batch is kept, with a copy of its keys, in memory that only grows. Where work is
+queued, the batch stays on the device. That saves a copy and some launches, a tenth of a millisecond
+on a GPU; above COMPARED_KEYS_MAX keys the comparison on the host takes longer than that. Keys in
+the device's memory are not compared.
 
-**Slots.** A call asks for its slots several times, and the update after a lookup once more.
-Therefore the last answer is kept, and is valid as long as no row has come to a slot or left one
+**Slots.** A call asks for its slots several times, and the update after a lookup asks once more.
+Therefore the last answer is kept. It is valid as long as no row has entered or left a slot
 (`moves`).
 
-**Arrivals.** Rows of announced steps come ahead of their use (prefetch.py): a slot may be
-*pending*, its key in the index, its row still to come. Before a pending slot is used, the rows
-under way are finished, in order, until it has arrived.
+**Arrivals.** Rows of announced steps are read ahead of their use (prefetch.py). A slot may be
+*pending*: its key is in the index, but its row has not arrived. Before a pending slot is used, rows
+under way are finished, in order, until its row has arrived.
 """
 
 from collections.abc import Sequence
@@ -34,44 +35,43 @@ Segment = tuple[int, int, Keys]
 
 
 class Arriving(Protocol):
-    """Rows under way to slots whose keys are in the index."""
+    """Rows under way to slots whose keys are already in the index."""
 
     def finish(self) -> None:
-        """Wait for them, and write them to their slots; or free the slots of rows that cannot be
-        read."""
+        """Wait for the rows, and write them to their slots; free the slots of unreadable rows."""
 
 
 class Finder:
-    """Finds the rows of calls, and remembers those found last. Engine thread only.
+    """Finds the rows of calls, and remembers the rows found last. Engine thread only.
 
-    A batch of `unique` or `resolve` is valid until the next other one.
+    A batch of `unique` or `resolve` is valid until the next call of either with other keys.
     """
 
     def __init__(self, device: Device, slots: PoolSlots) -> None:
         self.arriving: list[Arriving] = []  # the oldest first
         self.moves = 0
-        """Grows whenever a row comes to a slot or leaves it."""
+        """Grows whenever a row enters or leaves a slot."""
         self.lookups_miss = self.updates_miss = False
-        """Whether the last of them has found keys missing: usually so does the next."""
+        """Whether keys were missing in the last lookup or update; usually the next is the same."""
         self._device = device
         self._slots = slots
         self._batch: Batch | None = None  # of the last call
         self._segments: list[Segment] = []  # of that batch; the keys are copies
         self._copies: dict[str, NDArray[Any]] = {}
         self._room: Array = device.memory.allocate(0, np.int64)  # the output of probing
-        self._found_for: object = None  # whose slots were found last, an array of keys or a batch
+        self._found_for: object = None  # the keys or the batch whose slots were found last
         self._found: Array = self._room
         self._missing = 0
-        self._found_at = 0  # moves when they were found
-        self._probed_at = 0  # rebuilds of the index when they were last looked for
+        self._found_at = 0  # `moves` when the slots were found
+        self._probed_at = 0  # rebuilds of the index when slots were last probed
 
-    # Of a call
+    # The rows of a call
 
     def resolve(self, segments: Sequence[Segment], *, grouped: bool = False) -> Batch:
-        """Return the batch of a call, the search for whose slots is queued; see `synchronize`.
+        """Return the batch of a call. The search for its slots is queued; see `synchronize`.
 
-        grouped : by slot, where all keys have one as far as is known; if one turns out to be
-            missing, the batch is void
+        grouped : whether positions are grouped by slot, if all keys are thought to have a slot. If
+            a key turns out to be missing, the batch is void
         """
         device = self._device
         if grouped and device.is_queued and not self.updates_miss:
@@ -83,16 +83,16 @@ class Finder:
         return batch
 
     def is_asked(self, batch: Batch) -> bool:
-        """Return whether the slots of a batch are being looked for, and no row is under way."""
+        """Return whether the slots of a batch are being searched, and no row is under way."""
         return self._found_for is batch and not self.arriving
 
     @property
     def found(self) -> Array:
-        """Where the slots found last are."""
+        """The slots found last, on the device."""
         return self._found
 
     def unique(self, segments: Sequence[Segment]) -> Batch:
-        """Return the batch of a call, as `DeviceKeys.unique` or `again`."""
+        """Return the batch of a call: a new one, or the last one if its keys are the same."""
         kept = self._batch
         if kept is not None and kept.is_known and kept.found.outside < 0 and self._same(segments):
             return self._device.keys.again(kept) if self._device.is_queued else kept
@@ -135,33 +135,33 @@ class Finder:
             self._found_for, self._found, self._probed_at = batch, slots, index.rebuilds
         if self.arriving and not self._device.is_queued:
             self._note_found(batch)
-        elif not self._device.is_queued:  # as `note`, of which a call of few keys would notice
+        elif not self._device.is_queued:  # inlined `note`, whose call would cost time with few keys
             keys, self._missing, self._found_at = batch.unique_keys, batch.found.missing, self.moves
             self._found_for, self._found = keys, slots[: len(keys)]
 
     def looked_at(self, batch: Batch) -> Array | None:
-        """Return where the slots of a batch are being looked for, or are, all of them; None where
-        that has to be known first, because rows are under way or missing."""
+        """Return the array with the slots of a batch, which may still be being written. Return None
+        if rows are under way or missing; the caller must synchronize the batch first."""
         is_known = batch.unique_keys is self._found_for and self._is_right and not self._missing
         is_asked = self._found_for is batch and not self.arriving
         return self._found if is_known or is_asked else None
 
     def synchronize(self, batch: Batch) -> None:
-        """Wait for the device's findings about a batch."""
+        """Wait for the device's results about a batch."""
         if self._device.is_queued:
             self._device.keys.synchronize(batch)
             if self._found_for is batch:
                 self._note_found(batch)
 
     def _note_found(self, batch: Batch) -> None:
-        """Take up the slots that were found for a batch."""
+        """Note the slots that were found for a batch."""
         keys, missing = batch.unique_keys, batch.found.missing
         self.note(keys, self._found[: len(keys)], missing)
         self._slots.index.synchronize()
         if batch.found.outside < 0:
             if missing and self._slots.index.rebuilds > self._probed_at:
                 self._find_again(keys)
-            # Begun work was not done if anything was missing when the batch was probed.
+            # Work queued before was not done if anything was missing when the batch was probed.
             if self.arriving:
                 self._finish_arriving_at(keys)
             batch.found.missing = max(self._missing, int(missing > 0))
@@ -184,7 +184,7 @@ class Finder:
             own[:] = named
             self._segments.append((table_id, rows, own))
             low += len(named)
-        self._batch = batch  # last: with the keys of another, it would be taken for theirs
+        self._batch = batch  # last: an error above must not leave this batch with other keys
         return batch
 
     def _copied(self, batch: Batch) -> Batch:
@@ -203,9 +203,9 @@ class Finder:
     # Slots
 
     def find(self, keys: Array) -> tuple[Array, int]:
-        """Return the slots of unique row keys, -1 where absent, and how many are.
+        """Return the slots of unique row keys, -1 where absent, and the number of absent keys.
 
-        None of them is pending, nor becomes so before the next call.
+        No returned slot is pending, nor becomes pending before the next call.
         """
         if keys is not self._found_for or self._found_at != self.moves:
             self._find_again(keys)
@@ -214,7 +214,7 @@ class Finder:
         return self._found, self._missing
 
     def locate(self, keys: Array) -> tuple[Array, int]:
-        """Return the slots of row keys in an array of their own, -1 where absent, and how many are.
+        """Return the slots of row keys in a new array, -1 where absent, and how many are absent.
 
         Pending slots are found too.
         """
@@ -227,7 +227,7 @@ class Finder:
         self._missing, self._found_at = missing, self.moves
 
     def forget(self) -> None:
-        """Remember no slots: those found last are about to change."""
+        """Forget the slots found last, because they are about to change."""
         self._found_for = None
 
     def finish_arriving(self) -> None:
@@ -236,13 +236,13 @@ class Finder:
             self.arriving[0].finish()
 
     def close(self) -> None:
-        """Wait for all rows under way, and refer to no memory of the device."""
+        """Wait for all rows under way, and drop the references to memory of the device."""
         self.finish_arriving()
         self._batch = self._room = self._found = None
 
     @property
     def _is_right(self) -> bool:
-        """Whether no row has come or gone since slots were found."""
+        """Whether no row has entered or left a slot since slots were found."""
         return self._found_at == self.moves
 
     def _find_again(self, keys: Array) -> None:
@@ -252,7 +252,8 @@ class Finder:
     def _finish_arriving_at(self, keys: Array) -> None:
         """Finish the rows under way to the slots found.
 
-        Rows that cannot be read are missing then, for the call to read and to report.
+        Rows that cannot be read are missing afterwards; the call then reads them again and reports
+        the error.
         """
         while self.arriving and self._device.slots.count_pending(self._slots.memory, self._found):
             self.arriving[0].finish()
@@ -260,7 +261,7 @@ class Finder:
                 self._find_again(keys)
 
     def _room_for(self, count: int) -> Array:
-        """Return the output array of probing; earlier results are void."""
+        """Return the output array of probing. Earlier results become void."""
         self.forget()
         if len(self._room) < count:
             self._room = self._device.memory.allocate(count + count // 4, np.int64)

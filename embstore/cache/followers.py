@@ -1,8 +1,9 @@
-"""Callbacks with the keys of written rows: the digests of a pool's tables subscribe to them.
+"""Callbacks with the keys of written rows. The digests of a pool's tables subscribe to them.
 
 On a GPU the keys of a command are in the device's memory, and a download after each command would
-idle it. The keys are collected in a buffer on the device, allocated when the first table is
-followed. They are downloaded when a digest needs them, or when the buffer is full.
+idle the GPU. Therefore the keys are collected in a buffer on the device, which is allocated when
+the first table is followed. They are downloaded when a digest needs them, or when the buffer is
+full.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ class Followers:
 
     def __init__(self, device: Device, row_keys: RowKeys) -> None:
         self._device, self._row_keys = device, row_keys
-        self._notes: dict[Note, int] = {}  # of which table
+        self._notes: dict[Note, int] = {}  # callback -> table id
         self._collected: Array | None = None
         self._count = 0
 
@@ -30,7 +31,7 @@ class Followers:
 
         Raises
         ------
-        CapacityError : the device has no memory for the buffer.
+        CapacityError : the device has too little memory for the buffer.
         """
         if self._device.is_queued and self._collected is None:
             self._collected = self._device.memory.allocate(COLLECTED_KEYS, "int64")
@@ -41,11 +42,11 @@ class Followers:
         self._notes = {note: own for note, own in self._notes.items() if own != table_id}
 
     def prepare(self, count: int) -> None:
-        """Make room for the keys of a command, before it changes a row.
+        """Make room for the keys of a command before it changes a row.
 
         Raises
         ------
-        CapacityError : the device has no memory for them.
+        CapacityError : the device has too little memory for the keys.
         """
         if self._collected is not None and self._count + count > len(self._collected):
             self.download()
@@ -64,7 +65,7 @@ class Followers:
         self._count = end
 
     def download(self) -> None:
-        """Download the collected keys, and call back with them."""
+        """Download the collected keys, and pass them to the callbacks."""
         if self._count:
             assert self._collected is not None
             keys = self._device.memory.download(self._collected[: self._count])

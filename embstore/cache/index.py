@@ -1,15 +1,16 @@
-"""Row key -> slot: the cache's index, sized by slots and never by the length of a table.
+"""The cache's index from row keys to slots. Its size depends on slots, not on tables.
 
-The structure is the device's (two-choice buckets and a small stash, device/base.py); this module
-keeps it usable: it grows with the slots, and is rebuilt, larger, in the rare case that the stash is
-full. Where the device's work is queued, that is checked when the index is used next: usually the
-device has been waited for by then. It is too late to refuse that call for it: an error is
-irreversible. A call that only looks keys up asks after it has waited for them
-(`Finder.synchronize`): keys without a place are at worst not found.
+The data structure is the device's (two-choice buckets and a small stash, device/base.py). This
+module keeps it usable: the index grows with the slots, and is rebuilt, larger, in the rare case
+that its stash is full. Where the device's work is queued, the stash is checked when the index is
+next used, since by then the device has usually been waited for. The call that filled the stash can
+no longer be refused then, so an error of the rebuild is irreversible. A call that only looks up
+keys makes this check after it has waited for the slots (`Finder.synchronize`): at worst, keys for
+which the full index had no room are reported as absent.
 
 A full stash is found in the middle of a call, whose rows may be in their slots already. Therefore
-the budget is not checked for the larger index: the arena is notified (`grew`), and takes the excess
-back before the next command (`Arena.keep_to_budget`).
+the budget is not checked for the larger index. The arena is notified (`grew`), and releases the
+excess before the next command (`Arena.keep_to_budget`).
 """
 
 from collections.abc import Callable
@@ -25,8 +26,8 @@ class SlotIndex:
 
     Parameters
     ----------
-    irreversible : enters a block whose errors fail the store
-    grew : called when the index has become larger than its slots need it
+    irreversible : a context manager; errors within it fail the store
+    grew : called when the index has become larger than its number of slots requires
     """
 
     def __init__(
@@ -37,17 +38,17 @@ class SlotIndex:
     ) -> None:
         self.capacity = 0
         self.memory_bytes = device.memory.index_bytes(0)
-        """Bytes that the index takes. Whoever asks for a slab has them of all pools counted."""
+        """Bytes that the index takes; they count when a pool asks for a slab."""
         self.rebuilds = 0
         self.arrays = device.memory.allocate_index(1)
-        """On the device; keys inserted last may have found no place."""
+        """The index on the device; the keys inserted last may be missing in it."""
         self._device = device
         self._irreversible = irreversible
         self._grew = grew
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
     def synchronize(self) -> IndexArrays:
-        """Return the index on the device, with all keys that were placed: built anew if need be."""
+        """Return the index on the device with all placed keys, rebuilt if its stash was full."""
         if self._inserted is not None:
             with self._irreversible:
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None
@@ -61,19 +62,19 @@ class SlotIndex:
         return self._device.memory.index_bytes(max(self.capacity, slot_count))
 
     def grow(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
-        """Make room for `capacity` slots; there are `slot_count`, with the keys to index."""
+        """Enlarge the index for `capacity` slots; `slot_count` slots of `memory` have its keys."""
         if capacity > self.capacity:
             self._rebuild(capacity, memory, slot_count)
 
     def shrink(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
-        """Free memory once there are far fewer slots."""
+        """Make the index smaller once there are far fewer slots."""
         if capacity < self.capacity:
             self._rebuild(capacity, memory, slot_count)
 
     def place(
         self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int, score: int
     ) -> None:
-        """Give slots to absent keys, and add these."""
+        """Write absent keys to slots, and add them to the index."""
         arrays = self.synchronize()
         self._device.slots.place_keys(memory, slots, keys, score)
         is_whole = self._device.keys.insert(arrays, keys, slots)
@@ -83,13 +84,13 @@ class SlotIndex:
                 self.synchronize()
 
     def erase(self, keys: Keys) -> None:
-        """Remove present keys."""
+        """Remove keys that are in the index."""
         self._device.keys.erase(self.synchronize(), keys)
 
     def exchange(
         self, erased: Array, keys: Array, slots: Array, memory: SlotMemory, slot_count: int
     ) -> None:
-        """Remove present keys, and add absent ones, which the slots have already."""
+        """Remove keys that are in the index, and add absent keys, whose slots already have them."""
         arrays = self.synchronize()
         self._device.keys.erase(arrays, erased)
         self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count

@@ -1,15 +1,17 @@
 """The invariants of a pool between commands, and their checks.
 
-- a row key has at most one slot; the index has exactly the resident keys
-- a slot's key is EMPTY_KEY exactly where it is free; each free slot is once in the free list
-- a dirty slot's row is newer than what storage has, in either level; a free slot is clean
-- a row of level two is in no slot of the pool
-- a row's newest content is its slot's, here or in level two, if it has one; else storage's,
-  else its initializer's
+- A row key has at most one slot; the index has exactly the resident keys.
+- A slot's key is EMPTY_KEY if and only if the slot is free; each free slot is once in the free
+  list.
+- The row of a dirty slot is newer than the row in storage, in either level; a free slot is clean.
+- A row of level two is in no slot of the pool.
+- A row's newest content is in its slot, in either level, if it has a slot; else in storage; else
+  its initializer computes it.
 
-It is checked a range of slots at a time, between which commands may change them: an invariant of
-one slot holds for each of the others, so each range is right or wrong by itself. A key with two
-slots is one whose slot the index does not have. Only counts over all slots are taken at once.
+A pool is checked one range of slots at a time, and commands may change slots between two ranges.
+The invariants concern one slot at a time, so a range is right or wrong independently of other
+ranges. If a key has two slots, the index has only one of them, so the other slot is found to be
+wrong. Only counts over all slots are checked at once.
 """
 
 from collections.abc import Iterator
@@ -29,7 +31,7 @@ SLICE_SLOTS = 1 << 14
 
 
 def checks(pool: "Pool") -> Iterator[str]:
-    """Check a pool; yield the checked part after each slice, between which commands may be done.
+    """Check a pool; yield a description after each checked slice. Commands may run between slices.
 
     Raises AssertionError: an invariant does not hold.
     """
@@ -73,7 +75,7 @@ def _check(pool: "Pool", where: str, faults: dict[str, bool]) -> None:
 
 
 def _faults_of_range(part: "Pool | LevelTwo", low: int) -> dict[str, bool]:
-    """Return the faults of the slots from `low` on, and of the index of their keys."""
+    """Return the faults of a slice of slots from `low` on, and of the index of their keys."""
     high = min(low + SLICE_SLOTS, part.slots.count)
     here = part.device.slots.read_range(part.slots.memory, low, high)
     resident = np.flatnonzero(here.keys != EMPTY_KEY)

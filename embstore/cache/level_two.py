@@ -1,27 +1,28 @@
-"""Level two of the cache: rows that left a GPU's slots for want of room, in pinned memory.
+"""Level two of the cache: rows that left a GPU's slots for want of room, in pinned host memory.
 
 It is the second level of a write-back cache. A row is in level one or in level two, never in both.
-It goes down unchanged, also when it is dirty, and is logged when it leaves level two, or when a
-commit writes dirty rows; a call whose victims find room here logs nothing. When a row comes back it
-is dirty again. Therefore the newest content of a row is in its slot of level one, else in its slot
-here, else in storage.
+A row goes down unchanged, also when it is dirty. A dirty row is logged when it leaves level two, or
+when a commit writes dirty rows; a call whose victims find room here logs nothing. A row that was
+dirty when it went down is dirty again when it comes back. Therefore the newest content of a row is
+in its slot of level one, else in its slot of level two, else in storage.
 
-Level two has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
-index, and scores, by which clean rows leave first, and among these the rows that left level one
-longest ago. Only a slot's row is in the host's memory; its key, its score, its flag and the index
-are in the GPU's, about 40 bytes a slot, which count in the budget of level one (`sizes.py`). The
-growth of an index by a full stash (`index.py`) is not counted: level one could give slabs for it,
-but it counts the most that level two's slots take, not their current memory. Therefore the GPU
-alone finds rows, chooses victims and moves rows between the levels (`exchange.py`), in the order of
-all its other work: no row is torn, and the host waits for a few numbers only.
+Level two has the parts of a pool: slots in slabs, under a budget of their own (`host_cache_bytes`),
+an index, and scores. By these scores clean rows leave first, and among clean rows those that left
+level one longest ago. Only the row of a slot is in the host's memory. Its key, its score, its flag
+and the index are in the GPU's memory, about 40 bytes a slot, which count against the budget of
+level one (`sizes.py`). Level one counts the most that these slots can take, not their current
+memory. Therefore it does not count the growth of an index whose stash was full (`index.py`),
+although it could release slabs for that. Since keys and scores are on the GPU, it alone finds rows,
+chooses victims and moves rows between the levels (`exchange.py`), in the order of all its other
+work. So no row is torn, and the host waits only for a few numbers.
 
-Level two is usually far larger than the rows that one call moves; where it is not, it keeps the
-last of a call's victims. Where memory is refused, rows are logged in place of being kept: no call
-fails for want of level two.
+Level two is usually far larger than the rows that one call moves. Where it is smaller, it keeps the
+last of a call's victims. Where memory is refused, rows are logged and not kept: no call fails
+because level two lacks memory.
 
-Rejected: a copy that stays when its row comes back. It saves writing clean rows over the bus a
-second time; but each row that is written or logged has to be looked for then, and level two keeps
-rows that level one has.
+Rejected: a copy that stays in level two when its row goes up again. It would save writing clean
+rows over the bus a second time. But then every row that is written or logged must be looked up in
+level two, and level two keeps rows that are also in level one.
 """
 
 from contextlib import suppress
@@ -51,7 +52,7 @@ class LevelTwo:
 
     Raises
     ------
-    CapacityError : the arena cannot give it one slab, which it takes when the first rows leave.
+    CapacityError : the arena cannot grant it one slab. The slab is added when the first rows leave.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class LevelTwo:
         arena.join(self.evictor)
 
     def make_room(self, count: int, staying: Array = (), stay_count: int = 0) -> Slots:
-        """Return places for up to `count` rows, as many as there may be; other rows leave for them.
+        """Return slots for up to `count` rows, as many as possible; other rows leave for them.
 
-        staying : slots whose rows do not leave, -1 skipped; `stay_count` of them are not -1
+        staying : slots of level two whose rows do not leave, -1 skipped; `stay_count` of them are
+            not -1
 
         Raises
         ------
-        CapacityError : no room in the log for dirty rows that would have to leave.
+        CapacityError : the log has no room for dirty rows that would have to leave.
         """
         self.scores.tick()
         while self.slots.free_count < count and self._grow():
@@ -99,13 +101,13 @@ class LevelTwo:
         return self.evictor.take(count) if count > 0 else np.empty(0, np.int64)
 
     def put_back(self, places: Slots) -> None:
-        """Free places again that `make_room` has returned."""
+        """Free slots that `make_room` has returned."""
         self.slots.put_back(len(places))
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
-        """Take rows that leave slots of the pool, of which `here` is known.
+        """Take the rows that leave `slots` of the pool, whose contents are `here`.
 
-        False: they have not come, and the places are free again.
+        Return False if the rows could not be copied; `places` are free again then.
         """
         count, memory = len(places), self.slots.memory
         try:
@@ -123,18 +125,18 @@ class LevelTwo:
         return True
 
     def find(self, keys: Keys) -> Slots:
-        """Return the slots of unique row keys, -1 where absent, without a trace."""
+        """Return the slots of unique row keys, -1 where absent; no score changes."""
         return self.device.memory.download(self.finder.locate(self.device.memory.upload(keys))[0])
 
     def dirty_of(self, keys: Keys) -> tuple[NDArray[np.int64], Rows]:
-        """Return which of unique row keys have a dirty row here, and copies of these."""
+        """Return which of the unique row keys have a dirty row here, and copies of these rows."""
         slots = self.find(keys)
         here = np.flatnonzero(slots >= 0)
         dirty = here[self.device.slots.read_slots(self.slots.memory, slots[here])().dirty]
         return dirty, self.device.rows.read_rows(self.slots.memory.rows, slots[dirty])
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Remove the rows of unique row keys that are here; return which were dirty."""
+        """Remove the rows of unique row keys from this level; return which keys had a dirty row."""
         slots, dirty = self.find(keys), np.zeros(len(keys), np.bool_)
         here = np.flatnonzero(slots >= 0)
         if len(here):
@@ -144,12 +146,12 @@ class LevelTwo:
         return dirty
 
     def copy(self, slots: Slots, rows: Array, places: Slots) -> None:
-        """Copy rows of slots to places of rows of the GPU. Raises CapacityError."""
+        """Copy rows from slots of level two to slots of `rows` on the GPU. Raises CapacityError."""
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def fit(self) -> None:
-        """Take its part of level one's budget, which also has the metadata of slots. Slabs that are
-        too many go, unless the log has no room for their dirty rows."""
+        """Take this level's part of level one's budget, which includes the metadata of its slots.
+        Excess slabs are released, unless the log has no room for their dirty rows."""
         slots = self.slots
         slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)
         beyond = slots.slab_count - slots.sizes.slots_max // slots.sizes.slab_slots
@@ -160,7 +162,7 @@ class LevelTwo:
     def _grow(self) -> bool:
         try:
             return self.evictor.grow()
-        except CapacityError:  # of the first slab
+        except CapacityError:  # for the first slab
             return False
 
     def purge(self, table_id: int) -> None:

@@ -1,15 +1,17 @@
 """Levels: the value of a row's profiled count for the cache, in eleven bits.
 
-A slot's score has room for a count of 0 to `LEVEL_MAX`, so profiled counts, which reach billions,
-are made smaller without changing their order: up to `_EXACT` they are kept exactly, above that an
-octave has `_PER_OCTAVE` steps, 1.4 % each. Two counts of one step are as good as equal to a
-cache; among them the row used longest ago leaves first. A row that no profile names is of level 0.
+The score of a slot has room for a count of 0 to `LEVEL_MAX`. Profiled counts reach billions, so
+they are made smaller without changing their order. Up to `_EXACT` they are kept exactly; above it,
+an octave has `_PER_OCTAVE` steps of 1.4 % each. For a cache, two counts of one step are as good as
+equal; among their rows the row used longest ago is evicted first. A row that no profile names is of
+level 0.
 
-Levels are on the host, and a missed key brings its level along: nothing of the table's length is on
-the device. They are an array by key, two bytes a row, where that is at most `_DENSE_ROWS_A_KEY`
-rows for each profiled key; other tables have their profiled keys in order, ten bytes each, and
-search. Rejected: the array for all, of which only pages with profiled rows would take memory. Where
-the system gives huge pages, a thousand keys of a long table took 1.5 GiB.
+Levels are on the host, and the level of a missed key is sent to the device with the key. So the
+device stores nothing whose size depends on a table's length. The levels of a table are an array by
+key, two bytes a row, if the table has at most `_DENSE_ROWS_A_KEY` rows for each profiled key. Other
+tables have a sorted array of their profiled keys, ten bytes each with the level, which is searched.
+Rejected: an array by key for all tables, of which only pages with profiled rows would take memory.
+Where the system uses huge pages, a thousand keys of a long table took 1.5 GiB.
 """
 
 from itertools import pairwise
@@ -27,7 +29,7 @@ _PER_OCTAVE = 50
 _DENSE_ROWS_MAX = 1 << 31
 _DENSE_ROWS_A_KEY = 64
 _SHORT_ROWS = 1 << 12
-"""Rows of a table that are an array in any case."""
+"""Rows up to which a table always has an array by key."""
 
 
 def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
@@ -43,9 +45,10 @@ class RowLevels:
     """The levels of one table's rows. Any thread."""
 
     def __init__(self, profile: TableProfile, rate: float = 1.0) -> None:
-        """Take the levels of a profile.
+        """Compute the levels from a profile.
 
-        rate : the share of accesses that it counted, so that profiles of tables compare
+        rate : the share of accesses that the profile counted; counts are divided by it, so that
+            profiles of several tables are comparable
         """
         levels = levels_of(profile.counts / rate).astype(np.uint16)
         self._bound = profile.seen_bound
@@ -61,7 +64,7 @@ class RowLevels:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """Bytes of the arrays of levels and keys."""
         return self._levels.nbytes + self._keys.nbytes
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
@@ -76,15 +79,15 @@ class RowLevels:
 
 
 class Ranks:
-    """The levels of row keys, over all tables of a pool. Engine thread only."""
+    """The levels of row keys over all tables of a pool. Engine thread only."""
 
     def __init__(self, row_keys: RowKeys = DENSE) -> None:
         self._row_keys = row_keys
         self.tables: dict[int, RowLevels] = {}
-        """Row levels by id, for tables that have a profile."""
+        """The levels of each table that has a profile, by table id."""
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the levels of row keys, (n,), 0 without a profile; in runs of one table."""
+        """Return the levels of row keys, (n,), 0 without a profile; fastest if grouped by table."""
         found = np.zeros(len(keys), np.int64)
         ids = self._row_keys.table_ids(keys)
         bounds = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]

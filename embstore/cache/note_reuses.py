@@ -1,20 +1,21 @@
-"""The loops of measuring reuse (reuse.py), over a table (host/key_table.py) of
+"""The loops of measuring reuse (reuse.py), over a hash table (host/key_table.py) of
 
     (row key, the time at which it was looked up last)
 
-of the keys in the sample: those with `mix(row key) >> 1 <= limit`. Times begin with 1 and grow by
-one with each key that is looked up, in the sample or not.
+of the keys in the sample: the keys with `mix(row key) >> 1 <= limit`. Times begin with 1 and grow
+by one with each key that is looked up, in the sample or not.
 
-note_reuses, over keys[start:], until one has no entry and `taken` is `entries_max`:
+note_reuses, over keys[start:], until a key has no entry while `taken` is `entries_max`:
 
     histogram[place of (now - last time), or NEVER where there is no entry] += weight
 
-The place of a time t is t itself below 16; above, an octave has eight places, so that a time is
-known to an eighth: place = 8 s + (t >> s), where s is such that 8 <= t >> s < 16.
+The histogram's place of a time t is t itself below 16. Above 16, an octave has eight places, so the
+place gives the time to within an eighth: place = 8 s + (t >> s), where s is such that 8 <= t >> s <
+16.
 
-thin: entries whose keys have left the sample go, in place.
+thin: entries whose keys are no longer in the sample are removed, in place.
 
-Host memory only: no device has a twin of these.
+These loops use host memory only: no device has a version of them.
 """
 
 import numpy as np
@@ -32,7 +33,7 @@ from embstore.arithmetic.jit import (
 
 PLACES = 512
 NEVER = 0
-"""The place of a key that was not looked up before; no time is 0."""
+"""The place of a key that was not looked up before; a time is never 0."""
 _STEP_BITS = 3
 _BLOCK_KEYS = 512
 _NEXT = np.uint64(1)
@@ -56,21 +57,21 @@ def _place_of(time: int) -> int:
 @kernel
 def note_reuses(
     keys: Int64sIn,  # (n,) of one table, repeats allowed
-    prefix: Int,  # of their row keys
-    clock: Int,  # the time before the first of them
+    prefix: Int,  # of the table's row keys
+    clock: Int,  # the time before the first key
     start: Int,
     table: Int64Rows,  # (places, 2)
     taken: Int,  # entries in the table
     entries_max: Int,  # fewer than places
     limit: Int,
-    weight: Int,  # the number of keys that one of the sample stands for
+    weight: Int,  # the number of keys that a sampled key stands for
     histogram: Int64s,  # (PLACES,)
 ) -> tuple[int, int]:
-    """Return the first position that is not noted, and the entries taken."""
+    """Return the first position that was not noted, and the number of entries taken."""
     mask = np.uint64(table.shape[0] - 1)
     sampled = np.empty(_BLOCK_KEYS, np.int64)
     for begin in range(start, keys.shape[0], _BLOCK_KEYS):
-        # Whether a key is in is as random as a hash: added up, it is no branch.
+        # Whether a key is sampled is as random as a hash: adding it up avoids a branch.
         count = 0
         for i in range(begin, min(begin + _BLOCK_KEYS, keys.shape[0])):
             sampled[count] = i
@@ -95,7 +96,7 @@ def note_reuses(
 
 @kernel
 def thin(table: Int64Rows, limit: Int) -> int:
-    """Return how many entries stay. As in `key_table.lower`, each is entered anew."""
+    """Return how many entries stay. As in `key_table.lower`, each kept entry is inserted again."""
     mask = np.uint64(table.shape[0] - 1)
     first, kept = np.uint64(0), 0
     while table[first, 1] != 0:

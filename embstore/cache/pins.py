@@ -1,15 +1,16 @@
-"""Pins of a pool: the number of pinned slots, its bound, and the owners that can take pins back.
+"""Pins of a pool: the number of pinned slots, its bound, and the owners that can remove their pins.
 
-A pinned slot is no victim. Pins of a slot add up and are counted in its score, on the device; this
-module has the number of slots with a pin. One slot in `_UNPINNED_SHARE` is never pinned, so that
-calls always have slots, in parts if they must.
+A pinned slot is never a victim. The pins of a slot add up; the device counts them in the slot's
+score. This module has the number of slots with a pin. One slot in `_UNPINNED_SHARE` is never
+pinned, so that calls always have slots, if need be in parts.
 
-An owner of lasting pins is a **reclaimer**: before slots go, it takes their pins back, and where a
-call has none left, all its pins in the pool. Pins decide the place of rows and never their content.
+An owner of lasting pins is a **reclaimer**. Before slots are dropped, it removes its pins of these
+slots. If a call has no unpinned slot left, it removes all its pins in the pool. Pins decide where
+rows are and never their content.
 
 Where the device's work is queued, the number of slots that lost their last pin is requested without
-a wait: a step that has ended does not delay its trainer. A caller that needs the number waits
-(`count`).
+a wait, so that a step that has ended does not delay its trainer. A caller that needs the number
+waits (`count`).
 """
 
 from dataclasses import dataclass
@@ -22,22 +23,22 @@ from embstore.device.values import Answer, Array, Slots
 
 _UNPINNED_SHARE = 16
 _ASKED_MAX = 16
-"""Answers not waited for, at most, each in pinned memory."""
+"""The most answers that are not waited for; each is in pinned memory."""
 
 
 @dataclass(frozen=True)
 class PinnedSlots:
-    """The last slots of a pool, which are to go, and the row keys of those that have pins."""
+    """The last slots of a pool, which will be dropped, and the row keys of the pinned ones."""
 
     first_slot: int
     keys: Keys
 
 
 class Reclaimer(Protocol):
-    """An owner of pins that can do without them."""
+    """An owner of pins that can continue without its pins."""
 
     def reclaim(self, pins: "PoolPins", pinned: PinnedSlots | None) -> None:
-        """Take its pins of a pool back: of `pinned` at least, or all. Engine thread."""
+        """Remove its pins of a pool: at least those of `pinned`, or all if None. Engine thread."""
 
 
 class PoolPins:
@@ -45,26 +46,27 @@ class PoolPins:
 
     def __init__(self, device: Device, slots: PoolSlots) -> None:
         self.known_count = 0
-        """Slots that have a pin, or had until a while ago. Any thread may read it."""
-        self._asked: list[Answer[int]] = []  # how many have none any more
+        """The number of slots with a pin; it may include slots that were unpinned recently. Any
+        thread may read it."""
+        self._asked: list[Answer[int]] = []  # the numbers of slots that lost their last pin
         self._device = device
         self._slots = slots
         self._reclaimers: list[Reclaimer] = []
 
     @property
     def count(self) -> int:
-        """Slots that have a pin. Waits."""
+        """The number of slots with a pin. The host waits."""
         self.synchronize()
         return self.known_count
 
     @property
     def most(self) -> int:
-        """Slots that may be pinned, of those there are."""
+        """The number of slots that may be pinned."""
         return self._slots.count - max(1, self._slots.count // _UNPINNED_SHARE)
 
     @property
     def unpinned_count(self) -> int:
-        """Slots that a call may fill."""
+        """The number of slots that a call may fill."""
         return self._slots.count - self.count
 
     def pin(self, slots: Array | Slots) -> None:
@@ -72,7 +74,7 @@ class PoolPins:
         self.known_count += self._device.slots.pin(self._slots.memory, slots)()
 
     def pin_first(self, slots: Array) -> None:
-        """Add a pin to each of the slots, none of which has one. Does not wait."""
+        """Add a pin to each of the slots, of which none was pinned. The host does not wait."""
         pinned, count = self._device.slots.pin(self._slots.memory, slots), len(slots)
         self.known_count += count
         self._asked.append(lambda: count - pinned())
@@ -84,29 +86,29 @@ class PoolPins:
             self.synchronize()
 
     def synchronize(self) -> None:
-        """Know how many slots have a pin. Waits."""
+        """Wait until the number of slots with a pin is known."""
         while self._asked:
             self.known_count -= self._asked.pop()()
 
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Ask an owner of pins, from here on, to take them back. Idempotent."""
+        """Register an owner of pins, which is asked from now on to remove them. Idempotent."""
         if reclaimer not in self._reclaimers:
             self._reclaimers.append(reclaimer)
 
     def remove_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Forget an owner that has no pins here. Idempotent."""
+        """Unregister an owner that has no pins in this pool. Idempotent."""
         if reclaimer in self._reclaimers:
             self._reclaimers.remove(reclaimer)
 
     def reclaim(
         self, pinned: PinnedSlots | None = None, *, but_of: Reclaimer | None = None
     ) -> None:
-        """Have the pins of `pinned` taken back, or all, except the pins of the owner `but_of`."""
+        """Have owners remove the pins of `pinned`, or all pins; `but_of` keeps its pins."""
         for reclaimer in list(self._reclaimers):
             if reclaimer is not but_of:
                 reclaimer.reclaim(self, pinned)
 
     def close(self) -> None:
-        """Refer to no owner of pins, and to no memory of the device."""
+        """Drop the references to owners of pins and to memory of the device."""
         self._reclaimers.clear()
         self._asked.clear()

@@ -1,19 +1,19 @@
 """Eviction policies, and all their differences.
 
-Every policy gives a slot a score, a count above the clock of the last touch, and the lowest score
-leaves first (`scores.py`). A policy defines the count:
+Every policy gives a slot a score: a count, and below it the clock of the last touch. The row with
+the lowest score leaves first (`scores.py`). A policy defines the count:
 
     lru    nothing: the row used longest ago leaves first
     lfu    calls that touched the row since it came, halved from time to time
     rank   the level of the row's profiled frequency (`levels.py`), which it has from the start
 
-`POLICIES` is the one list of them: the store, the server's settings, the command line, and the
-simulation that predicts hit rates read it. Another way to count is another class here.
+`POLICIES` is the only list of policies. The store, the server's settings, the command line, and the
+simulation that predicts hit rates read it. Another way to count is another class in this module.
 
-The module imports nothing heavy: the command line reads the list to show its help.
+The module imports nothing large, because the command line reads the list to show its help.
 
-LFU ages: after `ageing_touches` touches for every slot all counts are halved, so a set that was hot
-leaves after a few halvings (a count of 1,000 is worth nothing after ten).
+LFU ages: after `ageing_touches` touches for every slot all counts are halved. So a set of rows that
+was hot leaves after a few halvings (a count of 1,000 is worth nothing after ten).
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,12 +34,12 @@ class Policy:
 
     Attributes
     ----------
-    name : as users write it
+    name : the policy's name for users
     counting : the effect of a touch on the count, and the count of a new row: COUNT_NONE with 0,
         COUNT_UP with the count of the next victim, COUNT_KEEP with the level of its profile
-    queue_share : one in `queue_share` slots is queued as a victim at a time; at 64, that many
-        scores are read for one victim
-    queued_calls : and at least the victims of `queued_calls` calls such as the one that needs them
+    queue_share : one in `queue_share` slots is queued as a victim at a time; at 64, selecting one
+        victim takes reading 64 scores on average
+    queued_calls : at least this many times the victims that the current call needs are queued
     ageing_touches : touches for every slot after which counts are halved; 0: never
     """
 
@@ -56,16 +56,16 @@ class Policy:
 
     @property
     def counts_touches(self) -> bool:
-        """Whether a row's count is of calls that touched it."""
+        """Whether the count of a row is the number of calls that touched it."""
         return self.counting == COUNT_UP
 
     @property
     def has_levels(self) -> bool:
-        """Whether a row's count is the level of its profile."""
+        """Whether the count of a row is the level of its profile."""
         return self.counting == COUNT_KEEP
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
-        """Return the slot counts that rows have by their profile, without having been touched.
+        """Return the counts that slots get from the profile of their rows before any touch.
 
         Parameters
         ----------
@@ -91,17 +91,17 @@ class Lru(Policy):
 
 
 class Lfu(Policy):
-    """The row touched by the fewest calls leaves first, counts being halved from time to time."""
+    """The row touched by the fewest calls leaves first; counts are halved from time to time."""
 
     name = "lfu"
     counting = COUNT_UP
     ageing_touches = 10
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
-        """Return an estimate of the counts by now.
+        """Return estimates of the counts that the rows would have by now.
 
-        A row that gets a share of all touches gets that share of the touches between two halvings,
-        twice over (half of them, and half of the half before, and so on).
+        If a row gets a share s of all touches, its estimate is s times twice the touches between
+        two halvings: the touches since the last halving, half of the touches before it, and so on.
         """
         import numpy as np
 
@@ -114,7 +114,8 @@ class Lfu(Policy):
 class Rank(Policy):
     """The row with the lowest profiled frequency leaves first, independently of current uses.
 
-    Among rows of one level it is the row used longest ago; rows without a profile are of level 0.
+    Among rows of one level the row used longest ago leaves first; rows without a profile are of
+    level 0.
     """
 
     name = "rank"
@@ -130,11 +131,11 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Lru(), Lfu(), 
 
 
 def policy_of(name: Any) -> Policy:
-    """Return the policy of a name.
+    """Return the policy with this name.
 
     Raises
     ------
-    InvalidArgumentError : there is none.
+    InvalidArgumentError : there is no policy with this name.
     """
     policy = POLICIES.get(name) if isinstance(name, str) else None
     if policy is None:

@@ -1,23 +1,23 @@
 """A pool: the resident rows of all tables of one layout and dense keys, or of one table of sparse
 keys (`embstore.row_keys`).
 
-Tables of one layout (`embstore.layout`) share slots, so a call over many tables is one probe, one
-gather, one apply. A pool is made of
+Tables of one layout (`embstore.layout`) share slots, so a call over many tables launches each of
+probe, gather and apply once. A pool is made of
 
     slots       slabs of slots, the index, the free list          slots.py
-    pins        slots that may not be evicted                    pins.py
+    pins        slots that must not be evicted                    pins.py
     finder      the batch of a call, and the slots of its keys    finder.py
-    scores      the order in which rows leave                            scores.py, policies.py
-    evictor     slots for new rows; rows that leave         eviction.py
-    residency   rows brought to slots                             residency.py
+    scores      the order in which rows leave                     scores.py, policies.py
+    evictor     slots for new rows; rows that leave               eviction.py
+    residency   rows that are read into slots                     residency.py
     level two   rows that left level one's slots                  level_two.py
     exchange    rows that change levels                           exchange.py
     reader      rows gathered for calls                           reading.py
     writer      rows summed, changed and logged                   writing.py
     followers   callbacks with the keys of written rows           followers.py
 
-The slots, and their metadata, are in the device's memory; the list of free ones is on the host. The
-invariants between commands: `integrity.py`.
+The slots and their metadata are in the device's memory; the list of free slots is on the host.
+`integrity.py` states the invariants between commands.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ from embstore.storage.storage import PoolStorage
 
 
 class PoolName(NamedTuple):
-    """The properties that tables must share to share a pool."""
+    """The properties that all tables of a pool share. They differ between pools."""
 
     layout: Layout
     row_keys: RowKeys
@@ -61,7 +61,7 @@ class Pool:
 
     Raises
     ------
-    CapacityError : the arena cannot give it one slab.
+    CapacityError : the arena cannot grant it one slab.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Pool:
 
     @property
     def name(self) -> PoolName:
-        """The name, which is unique among the store's pools."""
+        """The name of this pool, which is unique in the store."""
         return PoolName(self.layout, self.row_keys)
 
     @property
@@ -129,26 +129,27 @@ class Pool:
         return self.scores.policy
 
     def set_policy(self, policy: Policy) -> None:
-        """Have rows leave by another policy; `residency.count_anew` follows, of all slots."""
+        """Change the eviction policy; the caller then sets all slots' counts (`rank_again`)."""
         self.ranks.tables.clear()
         self.scores.set_policy(policy)
 
     @property
     def room(self) -> int:
-        """The rows that may come before one has to leave, if the arena gives all that it may."""
+        """The number of rows that can be added before a row must leave, if the arena grants all
+        slabs that the budget allows."""
         slots = self.slots
         grown = slots.sizes.slots_max if slots.may_grow else slots.count
         return grown - slots.count + slots.free_count
 
     @property
     def slots_below(self) -> int:
-        """Slots that level two may have."""
+        """The most slots that level two can have."""
         if self.level_two is None:
             return 0
         return self.slots.sizes.below_bytes // self.level_two.slots.sizes.slot_bytes
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
-        """Add a table; `parameters` has one entry, its own."""
+        """Add a table; `parameters` has one entry, for this table."""
         number = self.row_keys.number(table_id)
         missing = number + 1 - len(self.parameters.seeds)
         for name, value in vars(parameters).items():

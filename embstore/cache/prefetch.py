@@ -1,23 +1,24 @@
-"""Prefetch: the rows of steps to come, brought to a pool and pinned there.
+"""Prefetch: the rows of coming steps are loaded into a pool and pinned there.
 
-ScratchPipe's five stages in three, of which only the second takes long, and not in the engine:
+ScratchPipe's five stages become three. Only the second takes long, and it does not run in the
+engine:
 
-    plan     engine thread   find the rows of a step, pin those there are; take slots for the
+    plan     engine thread   find the rows of a step, and pin the resident ones; take slots for the
                              others, whose victims leave, and insert their keys as *pending*
     collect  any thread      read the pending rows from storage
-    insert   engine thread   write them to their slots: they have *arrived*
+    insert   engine thread   write the rows to their slots: they have *arrived*
 
 The index has the planned state from the first stage on, so a step that is planned later finds a row
-that is under way, and no row is fetched twice. A victim is logged before anything is read, so no
-read can be older than it. Other calls that need a pending row wait for it (finder.py), so that the
-order of calls decides what they see.
+that is under way, and no row is fetched twice. A victim is logged before any row is read, so no
+read returns content older than the victim's. Other calls that need a pending row wait for it
+(finder.py), so that the order of calls decides which content they see.
 
-A step whose turn has not come gets only slots of rows whose score is below a **ceiling**: rows that
-would leave for it at its turn, too (lookahead/foresight.py).
+A step whose turn has not come gets only slots of rows whose score is below a **ceiling**. Such rows
+would also leave for the step at its turn (lookahead/foresight.py).
 
-A row is pinned once for each step in flight that has it (pins.py). A step that does not fit is not
-pinned: the planner tries again later, or does the step in parts. Pins decide the place of rows and
-never their content, so a step whose pins were taken back gives the same bits, only slower.
+A row is pinned once for each step in flight that uses it (pins.py). A step that does not fit is not
+pinned: the planner tries again later, or does the step in parts. Pins decide where rows are and
+never their content, so a step whose pins were removed gives the same bits, only slower.
 """
 
 import threading
@@ -36,13 +37,13 @@ from embstore.score import PIN_ONE, PINS_MAX
 from embstore.storage.stored_rows import Located
 
 _OTHER_PINS = 2
-"""Pins that a slot may have in addition to steps': a collection's, and a hot set's."""
+"""Pins that a slot may have in addition to the pins of steps: of a collection and of a hot set."""
 EVICTED_ROWS_MAX = 1024
-"""Evicted at once, ahead of a plan: less than a millisecond of the engine thread."""
+"""The most rows evicted at once ahead of a plan: under a millisecond of the engine thread."""
 _FOUND_MAX = 64
-"""Batches whose slots are remembered until they are planned."""
+"""The most batches whose slots are remembered until the batches are planned."""
 _BUFFERS_MAX = 4
-"""Staging buffers of finished collections that are kept for the next."""
+"""The most staging buffers of finished collections that are kept for reuse."""
 
 
 STAGES = ("note", "evict", "plan", "collect", "exchange", "insert")
@@ -50,7 +51,7 @@ STAGES = ("note", "evict", "plan", "collect", "exchange", "insert")
 
 @dataclass
 class Work:
-    """The cost of prefetching, in seconds by stage, and the number of its keys."""
+    """The time spent on prefetching, in seconds by stage, and the number of planned keys."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     planned_keys: int = 0
@@ -59,12 +60,13 @@ class Work:
 
 @dataclass(eq=False)
 class StepPins:
-    """One step's rows in a pool: each in its slot until they are released."""
+    """The rows of one step in a pool. Each row stays in its slot until the pins are released."""
 
     slots: Array  # (u,)
     collections: list["Collection"] = field(default_factory=list)
-    """Under way when the step was planned; its rows are in their slots when these have arrived."""
-    own: "Collection | None" = None  # the one with rows that this step was the first to need
+    """The collections under way when the step was planned. Its rows are in their slots when all of
+    them have arrived."""
+    own: "Collection | None" = None  # with the rows that this step was the first to need
 
     @property
     def are_collected(self) -> bool:
@@ -78,17 +80,17 @@ class StepPins:
 
 
 class Use(NamedTuple):
-    """A step's use of its rows, as the scores know it now."""
+    """A step's use of its rows, in the terms of scores."""
 
     rank: int
-    """The rank of its rows (embstore/score.py)."""
+    """The rank of the step's rows: the order of their next use (embstore/score.py)."""
     ceiling: int
-    """Rows of lower scores may leave for them."""
+    """Rows of lower scores may leave for the step's rows."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The slots of keys as of a number of moves of the pool."""
+    """The slots of keys, valid as long as the pool's number of moves is `moves`."""
 
     keys: Array
     slots: Array
@@ -111,7 +113,7 @@ class Collection:
         self._collected = threading.Event()
 
     def collect(self) -> None:
-        """Read the rows. Any thread, once; an error is kept for `finish`."""
+        """Read the rows. Any thread, once; an error is stored for `finish`."""
         begun = perf_counter()
         try:
             self._prefetch.pool.storage.rows.collect(self._located, self._rows)
@@ -122,18 +124,19 @@ class Collection:
 
     @property
     def is_collected(self) -> bool:
-        """Whether the rows have been read, or could not be."""
+        """Whether the rows have been read, or reading them has failed."""
         return self._collected.is_set()
 
     @property
     def has_failed(self) -> bool:
-        """Whether a row of it could not be read."""
+        """Whether reading a row has failed."""
         return self._error is not None
 
     def finish(self) -> None:
         """Wait for the rows and write them to their slots. Engine thread, in order of planning.
 
-        Rows that cannot be read leave the index again; a call that asks for them gets the error.
+        Rows that cannot be read are removed from the index; a later call that needs them reads them
+        again and gets the error.
         """
         self._collected.wait()
         pool, work = self._prefetch.pool, self._prefetch.work
@@ -142,7 +145,7 @@ class Collection:
         if self._error is None:
             self._place()
         inserted = perf_counter()
-        with pool.storage.irreversible:  # rows that stay pending would be read all the same
+        with pool.storage.irreversible:  # rows that stayed pending would be read all the same
             del pool.finder.arriving[0]
             if self._error is None:
                 pool.device.slots.arrive(pool.slots.memory, self._slots)
@@ -163,7 +166,7 @@ class Collection:
         try:
             pool.storage.rows.count_read(self._located, pool.layout.record_bytes)
             pool.residency.place_rows(self._keys, self._slots, self._rows, self._located.found)
-        except BaseException as exc:  # no memory on the device, say
+        except BaseException as exc:  # the device has no memory, for example
             self._error = exc
 
     def _give_up(self) -> None:
@@ -174,19 +177,19 @@ class Collection:
 
 
 class Prefetch:
-    """Plans and pins the rows of steps in one pool. Engine thread only, but for `Collection`."""
+    """Plans and pins the rows of steps in one pool. Engine thread only, except for `Collection`."""
 
     def __init__(self, pool: Pool, work: Work) -> None:
         self.pool = pool
         self.work = work
-        self._pins = 0  # steps that have pins now
+        self._pins = 0  # the number of steps that have pins now
         self._planned: list[tuple[Keys, Slots]] = []
-        self._cleared = 0  # rows that the batches cleared so far will bring
+        self._cleared = 0  # rows to be read for the batches cleared so far
         self._found: OrderedDict[int, Found] = OrderedDict()  # by id of the keys
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
-        """Return whether `count` rows could be pinned if no others were; add slabs for them."""
+        """Return whether `count` rows could be pinned if no other row was; add slabs for them."""
         while count > self.pool.pins.most and self.pool.evictor.grow():
             pass
         return count <= self.pool.pins.most
@@ -194,10 +197,10 @@ class Prefetch:
     def clear(self, batch: Batch, use: Use) -> int:
         """Return the number of rows that should leave before a batch is planned.
 
-        Victims that must be logged cost many times as much as planning itself; so they leave
-        before, a few at a time (`evict`), and calls run in between. A pool gets slabs here, and not
-        while steps are planned: they may come from another pool, whose rows then leave. Batches are
-        cleared one after the other; call `forget_cleared` before the first.
+        To log a victim costs many times as much as to plan it. Therefore victims leave before the
+        plan, a few at a time (`evict`), and calls run in between. A pool gets slabs here, and not
+        while steps are planned, because a slab may be taken from another pool, whose rows then
+        leave. Batches are cleared one after the other; call `forget_cleared` before the first one.
         """
         begun = perf_counter()
         pool, found = self.pool, self.find(batch)
@@ -210,27 +213,27 @@ class Prefetch:
         ):
             pass
         wanted = min(self._cleared, pool.pins.most - pool.pins.count) - pool.slots.free_count
-        if pool.level_two is not None:  # rows leave for others, and are not logged
+        if pool.level_two is not None:  # rows move to level two, and are not logged
             wanted = 0
-        if wanted > 0:  # calls may have touched the rows that are there: they shall not leave
+        if wanted > 0:  # calls may have touched the resident rows: they must not leave
             pool.scores.foresee(found.slots, np.full(len(found.slots), use.rank))
             wanted = wanted if self._may_leave(wanted, use.ceiling) else 0
         self.work.seconds["evict"] += perf_counter() - begun
         return wanted
 
     def _may_leave(self, rows: int, ceiling: int) -> bool:
-        """Return whether the next `rows` victims are below a ceiling."""
+        """Return whether the next `rows` victims have scores below the ceiling."""
         if rows <= 0 or ceiling == PIN_ONE:
             return True
         self.pool.scores.tick()
         return self.pool.scores.highest_of(rows) < ceiling
 
     def evict(self, rows: int) -> int:
-        """Evict some of `rows` rows; return how many are left.
+        """Evict some of `rows` rows; return how many remain to be evicted.
 
         Raises
         ------
-        CapacityError : no room in the log.
+        CapacityError : the log has no room.
         """
         begun = perf_counter()
         evicted = self.pool.evictor.evict(min(rows, EVICTED_ROWS_MAX))
@@ -238,7 +241,7 @@ class Prefetch:
         return rows - evicted if evicted else 0
 
     def find(self, batch: Batch) -> Found:
-        """Find the slots of a batch, unless that was done lately and no row has moved since."""
+        """Find the slots of a batch, unless they were found recently and no row has moved since."""
         pool, keys = self.pool, batch.unique_keys
         found = self._found.get(id(keys))
         if found is None or found.keys is not keys or found.moves != pool.finder.moves:
@@ -249,23 +252,23 @@ class Prefetch:
         return found
 
     def forget_cleared(self) -> None:
-        """Begin to clear for other batches."""
+        """Forget the cleared batches, before other batches are cleared."""
         self._cleared = 0
 
     def plan(self, batch: Batch, use: Use) -> StepPins | None:
-        """Pin the rows of a batch of distinct keys; None if there is no room. Nothing waits.
+        """Pin the rows of a batch of distinct keys; return None if there is no room. Nothing waits.
 
-        Absent rows have slots then, and are to be collected: `begin`, before which no slab may
+        Absent rows get slots, and `begin` must be called to collect them. Before that no slab may
         move to another pool.
 
         Raises
         ------
-        CapacityError : no room in the log for the rows that must leave. Nothing is pinned.
+        CapacityError : the log has no room for the rows that must leave. Nothing is pinned.
         """
         begun = perf_counter()
         keys = batch.unique_keys
         found = self.find(batch)
-        self._found.pop(id(keys), None)  # the slots are the step's from here on
+        self._found.pop(id(keys), None)  # from here on the slots belong to the step
         slots, missing = found.slots, found.missing
         self.pool.pins.pin(slots)
         try:
@@ -287,7 +290,7 @@ class Prefetch:
         return pins
 
     def _take(self, keys: Array, slots: Array, missing: int, ceiling: int) -> bool:
-        """Give slots to missing keys. False: rows above the ceiling would have to leave."""
+        """Give slots to missing keys. Return False if rows above the ceiling had to leave."""
         pool = self.pool
         if pool.residency.exchange is not None:
             pool.scores.tick()
@@ -307,7 +310,7 @@ class Prefetch:
         return True
 
     def _await(self, slots: Array, places: Slots, keys: Keys, taken: Slots) -> None:
-        """Insert keys as pending, and note that their rows are to be collected."""
+        """Insert keys as pending, and note that their rows must be collected."""
         pool = self.pool
         with pool.storage.irreversible:  # a slot that stayed pending would be read all the same
             pool.residency.insert_pending(keys, taken)
@@ -317,7 +320,7 @@ class Prefetch:
             self._planned.append((keys, taken))
 
     def begin(self) -> Collection | None:
-        """Return the collection of all rows planned since the last; None: there are none."""
+        """Return a collection of all rows planned since the last call; None if there are none."""
         if not self._planned:
             return None
         begun = perf_counter()
@@ -329,12 +332,12 @@ class Prefetch:
         return collection
 
     def await_arrivals(self, pins: StepPins, own: Collection | None) -> None:
-        """Note in pins the arrivals that they wait for: all that are under way."""
+        """Note in a step's pins the collections under way, for which the step must wait."""
         pins.collections = [c for c in self.pool.finder.arriving if isinstance(c, Collection)]
         pins.own = own
 
     def release(self, pins: StepPins) -> None:
-        """Remove a step's pins; its rows stay until they are victims."""
+        """Remove a step's pins; its rows stay resident until they become victims."""
         self.pool.pins.unpin(pins.slots)
         self._pins -= 1
 
@@ -347,7 +350,7 @@ class Prefetch:
         return np.empty((rows + rows // 4, layout.stride), layout.element)[:rows]
 
     def keep_buffer(self, rows: Rows) -> None:
-        """Take a buffer back."""
+        """Keep a buffer for reuse."""
         whole = rows if rows.base is None else rows.base
         if len(self._buffers) == _BUFFERS_MAX:
             self._buffers.pop(0)

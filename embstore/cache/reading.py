@@ -1,10 +1,10 @@
 """Reads of a pool: rows gathered for a call, and copies of rows.
 
-A call whose rows fit gathers from the slots; a larger one copies whole rows, part by part, into a
-buffer of its own, and gathers from there. Where the device's work is queued, a call gathers before
-it is known whether all rows are there (`look_up`, `begin_pooled`): usually they are, and the host
-waits once. A **peek** reads around the cache: resident rows where they are, others from storage,
-and no row comes, leaves or changes its score.
+A call whose rows fit gathers from the slots. A larger call copies whole rows, part by part, into a
+buffer of its own, and gathers from the buffer. Where the device's work is queued, a call gathers
+before it is known whether all rows are resident (`look_up`, `begin_pooled`): usually they are, and
+the host waits only once. A **peek** leaves the cache as it is: it reads resident rows from their
+slots and the other rows from storage. No row is admitted or evicted, and no score changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from embstore.storage.storage import PoolStorage
 from embstore.storage.stored_rows import Located, StoredRows
 
 Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
-"""Offsets, whether the mean, weights; see `DeviceRows.gather_pooled`."""
+"""Offsets; whether bags are averaged; weights. See `DeviceRows.gather_pooled`."""
 
 
 @dataclass(eq=False)
@@ -50,16 +50,18 @@ class PoolReader:
         *,
         admit: bool,
     ) -> bool:
-        """Do a lookup without a batch, of keys that stand for `accesses` accesses, if all rows are
-        there; else do nothing, and return False. Segments are as of `DeviceRows.look_up`.
+        """Execute a lookup without a batch if all rows are resident, and return True; else do
+        nothing and return False. The keys stand for `accesses` accesses. Segments are as in
+        `DeviceRows.look_up`.
 
-        Where that is known by a wait only, it is not tried while lookups find rows missing.
+        Where the host must wait to learn whether rows are missing, this is not tried as long as
+        lookups find rows missing.
         """
         scores, slots = self.residency.scores, self.slots
         if self.finder.lookups_miss and self.device.is_queued:
             return False
         before = scores.clock
-        # If this raises, rows may have the new clock, and may leave in the next call.
+        # If this raises, rows may have the new clock, and can be evicted in the next call.
         scores.clock += admit
         touched = self.device.rows.look_up(
             slots.memory,
@@ -83,7 +85,7 @@ class PoolReader:
     def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:
         """Write the weights of every position of `batch` to its segment's array in `outs`.
 
-        counts : (n,), accesses that each position stands for, in the counters and nowhere else
+        counts : (n,), accesses that each position stands for; only the counters use them
         """
         rows, slots = self.resident_rows(batch, counts)
         self.device.rows.gather(rows, slots, batch, self.layout.dim, outs)
@@ -91,10 +93,11 @@ class PoolReader:
     def begin_pooled(
         self, batch: Batch, pooling: Pooling, out: Rows, *, admit: bool
     ) -> Callable[[], None] | None:
-        """Queue the pooled gather of a batch of one segment, which is not synchronized yet; None
-        where that gains nothing.
+        """Queue the pooled gather of a batch of one segment that is not synchronized yet. Return
+        None where that gains nothing.
 
-        If no row is missing then, `end` ends it with the returned value; else nothing was done.
+        If no row turns out to be missing, the caller passes the result to `end`; else nothing was
+        done.
         """
         slots = self.finder.looked_at(batch) if self.device.is_queued else None
         if slots is None:
@@ -108,7 +111,7 @@ class PoolReader:
         return end
 
     def end(self, end: Callable[[], None], batch: Batch, *, admit: bool) -> None:
-        """Fill the output of a gather that was begun, and count it if it admits rows."""
+        """Fill the output of a gather that `begin_pooled` queued; count it if it admits rows."""
         end()
         if admit:
             self.residency.count_all_hit(batch, None)
@@ -122,10 +125,11 @@ class PoolReader:
     def resident_rows(
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True
     ) -> tuple[Array, Array]:
-        """Return rows and slots for a batch: the pool's own, or copies of parts that were resident
-        one after the other. Where no row can leave, as on a full disk, it is a peek.
+        """Return rows and slots for a batch: the pool's own rows, or copies of parts that were made
+        resident one after the other. If no row can leave, for example on a full disk, the rows are
+        read without changing the cache (`peek_rows`).
 
-        count : whether hits and misses are counted; those of a peek are not
+        count : whether hits and misses are counted; `peek_rows` counts none
         """
         try:
             return self._made_resident(batch, counts, count=count)
@@ -146,7 +150,7 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def peek_rows(self, batch: Batch) -> tuple[Array, Array]:
-        """Return rows and slots for a batch, without a trace in the cache."""
+        """Return rows and slots for a batch; the cache does not change."""
         keys = batch.unique_keys
         slots, missing = self.finder.find(keys)
         if not missing:
@@ -171,7 +175,7 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def look(self, keys: Keys) -> "Looked":
-        """Look for the unique row keys that were ever written; rows outside the cache are read
+        """Find those of the unique row keys that were ever written. Rows outside the cache are read
         later, by `Looked.read`."""
         self.finder.finish_arriving()
         memory = self.device.memory
@@ -201,23 +205,23 @@ class PoolReader:
 
 @dataclass(frozen=True)
 class Looked:
-    """The written rows of some keys, as they were when they were looked for. Any thread."""
+    """The written rows of some keys, as they were when `look` was called. Any thread."""
 
     stored: StoredRows | SparseRows
     count: int
     in_cache: Slots  # (m,) which of the keys, ascending
     copies: Rows  # (m, stride)
     absent: Slots  # (k,) which of the keys are not in the cache
-    located: Located  # where these are
+    located: Located  # where the absent rows are stored
 
     def ask(self) -> None:
-        """Prefetch the records on the disk that are not in memory."""
+        """Prefetch the records that are on disk and not in memory."""
         self.stored.ask(self.located, self.copies)
 
     def read(self) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows of those keys that were written, and which they are.
+        """Return the rows of those keys that were written, and which keys these are, (count,) bool.
 
-        Raises CorruptTableError.
+        Raises CorruptTableError if a record is damaged.
         """
         found = self.located.found != 0
         written = np.zeros(self.count, bool)

@@ -1,9 +1,9 @@
-"""Residency: rows are brought to slots, and keys to the index, so that a call finds them there.
+"""Residency: rows are read into slots, and keys entered in the index, so that a call finds them.
 
-`make_resident` changes the place of rows and never their content, so it may be refused (a full
-disk, a corrupt record, no memory on the device) without a loss. Victims leave first (eviction.py);
-then missing rows are read, one staging buffer of them after the other, into slots that no key leads
-to yet; then all keys are inserted at once. From there an error is irreversible: it fails the store.
+`make_resident` changes where rows are and never their content, so it may be refused (a full disk, a
+corrupt record, no memory on the device) without a loss. Victims leave first (eviction.py). Then
+missing rows are read, one staging buffer after the other, into slots that are not in the index yet.
+Then all keys are inserted at once. From there an error is irreversible: it fails the store.
 
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
 """
@@ -37,7 +37,7 @@ _RANKED_SLOTS = 1 << 16
 
 @dataclass(eq=False)
 class Residency:
-    """Brings rows of one pool to its slots. Engine thread only."""
+    """Makes rows of one pool resident. Engine thread only."""
 
     device: Device
     storage: PoolStorage
@@ -52,14 +52,14 @@ class Residency:
     counters: Counters
     stages: Stages
     exchange: Exchange | None = None
-    """With level two, where there is one."""
+    """The exchange with level two; None if the cache has one level."""
     missed_rows: Counter[int] = field(default_factory=Counter)
-    """Rows that lookups have brought in, by the number of a table (`RowKeys`)."""
+    """The number of rows that lookups have brought in, by the number of the table (`RowKeys`)."""
 
     # Parts of a call
 
     def part_keys(self, count: int) -> int:
-        """Return how many of `count` unique keys may be resident at once; add slabs for them."""
+        """Return how many of `count` unique keys can be resident at once; add slabs for them."""
         while self.pins.unpinned_count < count and self.evictor.grow():
             pass
         if count and not self.pins.unpinned_count:
@@ -67,7 +67,7 @@ class Residency:
         return min(count, self.pins.unpinned_count)
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of `count` unique keys that can be resident one after the other."""
+        """Yield bounds of the parts of `count` unique keys that can each be resident at once."""
         size = self.part_keys(count)
         if count > size:
             self.counters.count_parts(-(-count // size))
@@ -79,7 +79,7 @@ class Residency:
     def make_resident(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array:
-        """Do as `at_once` with keys that fit; of a batch, those with the ids from `first` on."""
+        """Do as `at_once` for keys that fit: of a batch, its unique keys from id `first` on."""
         slots = self.at_once(keys, batch, counts, first)
         assert slots is not None, "a call was given more rows than there are slots"
         return slots
@@ -87,15 +87,16 @@ class Residency:
     def at_once(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array | None:
-        """Make unique row keys resident and touch them; return their slots, until the next call.
-        None: they do not fit at once (`parts`), and nothing was done.
+        """Make unique row keys resident and touch them; return their slots, valid until the next
+        call. Return None if the keys do not fit at once (see `parts`); nothing was done then.
 
-        A lookup passes its `batch`, by whose positions hits are counted, each once or as often as
-        `counts` says; a write, whose rows were usually just looked up, would distort the counters.
+        A lookup passes its `batch`, whose positions are counted as hits or misses, each once or as
+        often as `counts` states. A write passes none: its rows were usually just looked up, and
+        would distort the counters.
 
         Raises
         ------
-        CapacityError : no room in the log for the victims.
+        CapacityError : the log has no room for the victims.
         CorruptTableError : a stored record is damaged.
         """
         count, finder = len(keys), self.finder
@@ -143,17 +144,17 @@ class Residency:
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
-        """Count row keys that a lookup brings in; keys of one table are consecutive."""
+        """Count, by table, the row keys that a lookup brings in; a table's keys are consecutive."""
         numbers = (keys & ~self.parameters.key_mask) >> KEY_BITS
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
             self.missed_rows[int(numbers[low])] += high - low
 
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None, score: int) -> Slots:
-        """Bring absent rows in, whose slots have this score then, and return the slots.
+        """Bring absent rows in with this score, and return their slots.
 
-        Victims leave first. Then the rows come, one staging buffer after the other: while the
-        device copies one in, the next is read.
+        Victims leave first. Then the rows are read, one staging buffer after the other: while the
+        device copies one buffer, the next is read.
         """
         step = self.slots.sizes.staging_rows
         if len(keys) > 2 * step:  # the disk works while victims leave
@@ -174,20 +175,20 @@ class Residency:
         return slots
 
     def take(self, count: int, victims: Answer[Victims] | None) -> Slots:
-        """Return slots for absent keys, whose victims leave.
+        """Return slots for `count` absent keys; victims are evicted for them.
 
-        victims : the answer of `ask_victims` for as many keys
+        victims : the answer of `ask_victims` for the same count
 
         Raises
         ------
-        CapacityError : no room in the log for the rows that would have to leave.
+        CapacityError : the log has no room for the rows that would have to leave.
         """
         if self.device.is_queued:
             self.device.memory.secure(count)
         return self.slots.take(count) if victims is None else self.evictor.take(count, victims)
 
     def _fill(self, keys: Keys, slots: Slots) -> None:
-        """Write the stored or initial rows of keys to free slots."""
+        """Write the stored rows of keys to free slots, or their initial rows."""
         rows = self.device.memory.staging(len(keys), self.layout)
         found = np.empty(len(keys), np.uint8)
         self.storage.rows.read(keys, rows, found)
@@ -196,25 +197,25 @@ class Residency:
         self.stages.laps += "insert", now()
 
     def count_all_hit(self, batch: Batch, counts: Counts | None) -> None:
-        """Count the lookup of a batch whose rows were all there."""
+        """Count the lookup of a batch whose rows were all resident."""
         count = batch.position_count if counts is None else int(counts.sum())
         self.count_hits(len(batch.unique_keys), count)
 
     def count_hits(self, keys: int, accesses: int) -> None:
-        """Count `keys` unique keys, whose rows were all there, and their accesses."""
+        """Count a lookup of `keys` unique keys whose rows were all resident, and its accesses."""
         self.counters.count_lookup(keys=keys, missing=0, accesses=accesses, hits=accesses)
 
     # Rows that come later
 
     def insert_pending(self, keys: Keys, slots: Slots) -> None:
-        """Insert keys into the index as pending: their slots were taken, their rows come later."""
+        """Insert keys as pending into the index: their slots are taken, their rows arrive later."""
         with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, PENDING)
             self.scores.admit(slots, keys)
 
     def place_rows(self, keys: Keys, slots: Slots, rows: Rows, found: NDArray[np.uint8]) -> None:
-        """Write rows that were read to slots, and initial rows where none was found."""
+        """Write rows that were read to slots; where `found` is 0, write the initial row."""
         new = np.flatnonzero(found == 0)
         if len(new) < len(keys):
             stored = np.where(found, slots, -1) if len(new) else slots
@@ -232,7 +233,8 @@ class Residency:
     def rank_again(self, low: int = 0, high: int | None = None) -> None:
         """Set the counts of the rows in slots [low, high), by default in all, to their levels.
 
-        Piece by piece: the keys of a piece stay in a processor's cache while they are sorted.
+        The work is done piece by piece, so that the keys of a piece stay in the processor's cache
+        while they are sorted.
         """
         high = self.slots.count if high is None else high
         for begin in range(low, high, _RANKED_SLOTS):
@@ -244,7 +246,7 @@ class Residency:
         self.scores.forget()
 
     def purge(self, table_id: int) -> None:
-        """Remove the rows of a table, dirty or not. None is pinned."""
+        """Remove the rows of a table, dirty or not. The caller makes sure that no row is pinned."""
         self.missed_rows.pop(self.slots.row_keys.number(table_id), None)
         self.finder.finish_arriving()
         self.evictor.free_table(table_id)

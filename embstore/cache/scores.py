@@ -1,25 +1,25 @@
 """Scores of a pool's slots, and victims in order of score.
 
-The **clock** counts calls (and parts of calls): every row that a call touches gets the call's
+The **clock** counts calls (and parts of calls). Every row that a call touches gets the call's
 clock, once, however often its key is repeated. A row of the running call therefore has the current
 clock, and is no victim while the call runs; a call needs no other pins. Above the clock a score has
-a **count**, which decides first and is the policy's (`policies.py`).
+a **count**, which decides first; the policy defines it (`policies.py`).
 
-Under LFU a row that comes starts with the count of the row that would be the next to leave, and the
-newest clock: it is never the next one itself, however often the rows around it have been used.
-Counting from 1, it would be, and two new rows in turn would push each other out of a cache full of
-rows used twice.
+Under LFU a new row starts with the count of the row that would be evicted next, and the newest
+clock. So the new row is not evicted next, however often the rows around it have been used. If its
+count started at 1, it would be, and two new rows in turn would evict each other from a cache full
+of rows used twice.
 
-A row that an announced step will use is *foreseen*: it is above all others, and among foreseen rows
-the one whose use is farthest leaves first (Belady's order, as far as it is known). The count
-survives underneath.
+A row that an announced step will use is *foreseen*. Its score is above the scores of all rows that
+are not foreseen. Among foreseen rows the row whose next use is farthest leaves first (Belady's
+order, as far as it is known). The count is kept below these bits.
 
-Victims are selected for many evictions at once, because selection reads every score: the slots of
+Victims are selected for many evictions at once, because selection reads every score. The slots of
 lowest score are queued in ascending order with their scores. A queued slot whose score has changed
 was touched, or has another row by now, and is skipped. Under LRU the queue is exact: a slot that is
-touched later scores above everything in it. Elsewhere new rows may score below the end of the
-queue; it is kept short instead. Foreseen rows are queued until ranks change, or many others have
-been touched, which are below all of them.
+touched later has a higher score than all queued slots. Under other policies new rows may have lower
+scores than the end of the queue, so the queue is kept short. Foreseen rows stay queued until ranks
+change, or until many other rows were touched, whose scores are below all foreseen rows.
 """
 
 from collections.abc import Callable
@@ -37,15 +37,15 @@ from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEE
 
 _LOOKED_AT = 64
 _LOWERED_SHARE = 64
-"""Foreseen rows are queued until 1/n of the slots have been touched."""
+"""Foreseen rows stay queued until 1/n of the slots have been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
-"""Queued slots read beyond the needed ones: 1/n of these, and a few more."""
+"""For n needed slots, n + n / 8 + 8 queued slots are read, since some have changed."""
 
 Victims = tuple[Slots, SlotContents]
-"""Slots, and their contents."""
+"""The slots of victims, and their contents."""
 Levels = Callable[[Keys], NDArray[np.int64]]
-"""Returns the levels of row keys, which fit a count."""
+"""A function that returns the levels of row keys; levels fit the count of a score."""
 
 
 @dataclass
@@ -61,28 +61,28 @@ class Scores:
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _next: int = 0
     _touches: int = 0
-    _lowered: int = 0  # rows that may be below the foreseen ones that are queued
+    _lowered: int = 0  # rows that may score lower than queued foreseen rows
 
     def set_policy(self, policy: Policy) -> None:
-        """Have rows leave by another policy; their earlier touches count no more."""
+        """Change the eviction policy; earlier touches no longer count."""
         self.policy, self._touches = policy, 0
         self.forget()
 
     @property
     def first_score(self) -> int:
-        """The score of a row that comes, and is touched by the running call."""
+        """The score of a new row that the running call touches."""
         return self.clock | (self.policy.counting == COUNT_UP) << CLOCK_BITS
 
     def begin_call(self, slots: Array | Slots, touched: int) -> int:
-        """Begin a call, or a part of one, that uses slots; `touched` of them are not -1. Return the
-        score of a row that comes, and is touched by it."""
+        """Begin a call, or a part of one, that uses `slots`, of which `touched` are not -1. Return
+        the score of a new row that the call touches."""
         self.clock += 1
         score = self.first_score
         self.touch(slots, touched)
         return score
 
     def tick(self) -> None:
-        """Begin a call, or a part of one: slots touched before may be evicted again."""
+        """Begin a call, or a part of one: slots touched before can be evicted again."""
         self.clock += 1
 
     def touch(self, slots: Array | Slots, touched: int) -> None:
@@ -91,20 +91,20 @@ class Scores:
         self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
 
     def begin_touch(self, slots: Array, batch: Batch) -> None:
-        """Score slots that were probed for a batch, if none of it turns out to be missing;
-        `count_touches` follows then."""
+        """Score slots that were probed for a batch, if none of its keys turns out to be missing.
+        The caller calls `count_touches` in that case."""
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, self.policy.counting, batch)
 
     def protect(self, slots: Array, batch: Batch) -> None:
-        """Begin a call as `tick`, of which the slots found for a batch, before it is synchronized,
-        are no victims; their counts stay."""
+        """Begin a call as `tick` does, and protect the slots found for a batch that is not
+        synchronized yet: they are no victims of the call. Their counts do not change."""
         self.clock += 1
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, COUNT_KEEP, batch, always=True)
 
     def count_touches(self, touched: int) -> None:
-        """Count slots that were touched, and age counts when it is time."""
+        """Count slots that were touched, and halve all counts when their policy requires it."""
         self._lowered += touched
         self._touches += touched
         ageing = self.policy.ageing_touches
@@ -114,10 +114,11 @@ class Scores:
             self.forget()
 
     def admit(self, slots: Array | Slots, keys: Array | Keys, *, touched: int = 0) -> None:
-        """Score slots that were just given to rows: `touched` of them by the running call, as
-        `first_score` says; or they are pending.
+        """Score slots that were just given to rows. The running call touches `touched` of them,
+        which have `first_score`; the others are pending.
 
-        Where another slot is free, the next row to come has no victim whose count a row could take.
+        The count of the next victim is given to new rows only if no slot is free; else no row is
+        about to leave.
         """
         if touched:
             self.count_touches(touched)
@@ -129,32 +130,33 @@ class Scores:
                 self.device.slots.set_counts(self.slots.memory, slots, np.full(len(keys), count))
 
     def seed(self, slots: Array | Slots, counts: NDArray[np.int64], accesses: float) -> None:
-        """Where touches are counted: give rows those that they would have by their profile."""
+        """If the policy counts touches, give rows the counts that their profile predicts."""
         if self.policy.counts_touches:
             touches = self.policy.first_counts(counts, accesses, self.slots.count)
             self.device.slots.set_counts(self.slots.memory, slots, touches)
             self.forget()
 
     def rank_again(self, slots: Array | Slots, keys: Array | Keys) -> None:
-        """Set the counts of rows to their levels, which are 0 of rows without a profile."""
+        """Set the counts of rows to their levels; the level of a row without a profile is 0."""
         levels = self.levels(self.device.memory.download(keys))
         self.device.slots.set_counts(self.slots.memory, slots, levels)
 
     def foresee(self, slots: Array | Slots, ranks: NDArray[np.int64]) -> None:
-        """Score slots by their next use, or as touched now; see `DeviceSlots.foresee`."""
+        """Score slots by their next use, or as if touched now; see `DeviceSlots.foresee`."""
         self._lowered = self.slots.count
         self.device.slots.foresee(self.slots.memory, slots, ranks, self.clock)
 
     def forget(self) -> None:
-        """Drop the queue: scores or slots have changed wholesale."""
+        """Drop the queue, because many scores or slots have changed."""
         self._queue, self._next = np.empty(0, np.int64), 0
         self._queued_scores = np.empty(0, np.int64)
 
     def victims(self, count: int, begun: Answer[Victims] | None = None) -> Victims:
-        """Return `count` resident slots of lowest score that the running call has not touched, and
-        their contents.
+        """Return the `count` resident slots of lowest score that the running call has not touched,
+        with their contents.
 
-        begun : the answer of `ask_victims` for as many in this call, asked after all its touches
+        begun : the answer of `ask_victims` for the same count in this call, asked after all its
+            touches
         """
         found: list[Victims] = []
         while count > 0:
@@ -162,7 +164,7 @@ class Scores:
             begun = None
             slots, here = answer()
             assert len(self._queue), "a call was given more rows than there are slots"
-            # Still resident: the next refill must not find them again.
+            # They stay resident for now: the next search must not find them again.
             self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
             found.append((slots, here))
             count -= len(slots)
@@ -171,7 +173,7 @@ class Scores:
         return np.concatenate([s for s, _ in found]), SlotContents.joined([h for _, h in found])
 
     def _least_count(self) -> int:
-        """Return the count of the next victim; 0: there is none, or it is foreseen."""
+        """Return the count of the next victim; 0 if there is no victim, or if it is foreseen."""
         while True:
             if self._next == len(self._queue):
                 self._search(0)()
@@ -186,14 +188,14 @@ class Scores:
                 return 0 if score & FORESEEN else score >> CLOCK_BITS
 
     def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for up to `count` slots from the queue that are unchanged since they were queued.
+        """Ask for up to `count` slots of the queue that are unchanged since they were queued.
 
-        The answer takes them, with those before them.
+        The answer, when called, removes these slots and the slots before them from the queue.
 
         with_rows : as in `DeviceSlots.read_slots`
         """
         last = self._next + _seen(count)
-        # Looking at too few first costs another wait.
+        # If too few slots were read at first, the host would wait a second time.
         is_short = len(self._queue) < last
         is_old = self._lowered > self.slots.count // _LOWERED_SHARE
         if is_short or (is_old and self._queued_scores[last - 1] >= FORESEEN):
@@ -201,10 +203,10 @@ class Scores:
         return self._ask(count, with_rows=with_rows)
 
     def highest_of(self, count: int) -> int:
-        """Return the score of the last of the next `count` victims; PIN_ONE: there are fewer."""
+        """Return the score of the last of the next `count` victims; PIN_ONE if there are fewer."""
         queue, begin = self._queue, self._next
         slots, here = self.ask_victims(count)()
-        if len(slots) < count and self._queue is queue:  # many of those queued had changed
+        if len(slots) < count and self._queue is queue:  # many queued slots had changed
             slots, here = self._search(count)()
         self._next = begin if self._queue is queue else 0
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
@@ -226,7 +228,7 @@ class Scores:
         return answer
 
     def _search(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the slots of lowest score, of which the answer takes `count`, and queues more."""
+        """Ask for the slots of lowest score. The answer takes `count` of them, and queues more."""
         forgotten, slot_count = self._queue, self.slots.count
         policy = self.policy
         longest = max(policy.queued_calls * count, slot_count // policy.queue_share, 1)
@@ -250,15 +252,15 @@ class Scores:
 
 
 def _seen(count: int) -> int:
-    """Return how many of the queue are read for `count` victims."""
+    """Return how many queued slots are read to get `count` victims."""
     return count + count // _SPARE_SHARE + _SPARE_LEAST
 
 
 def ascending(scores: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of scores >= 0 in ascending order; of equal ones the first comes first.
+    """Return the positions of scores >= 0 in ascending order of score; the sort is stable.
 
-    By digits of 16 bits, the lowest first, which NumPy sorts by radix; digits that are all alike
-    are passed over, as most of a clock's are.
+    Scores are sorted by digits of 16 bits, the lowest first, for which NumPy uses a radix sort.
+    Digits that are equal in all scores are skipped, as most digits of a clock are.
     """
     order = np.arange(len(scores))
     differing = int(np.bitwise_or.reduce(scores ^ scores[:1]))

@@ -1,17 +1,19 @@
-"""Sizes: a pool's part of a budget. A function of layout and budget alone, and not of past events.
+"""Sizes: a pool's part of a budget, a function of layout and budget alone and not of past events.
 
-A slab is a sixty-fourth of the budget, within bounds: small enough to share fairly, large enough to
-be few. Each table of sparse keys has a pool of its own, and a store may have hundreds of them:
-their slabs are a sixteenth of that, so that every pool gets one. Everything of a slot counts: its
-row, its metadata and its share of the index. Missing rows come in through a staging buffer. One
-call at a time uses it, so all pools of a cache share one, of the size of the largest.
+A slab is a sixty-fourth of the budget, within bounds: small enough to share memory fairly, and
+large enough for slabs to be few. Each table of sparse keys has a pool of its own, and a store may
+have hundreds of them. Their slabs are a sixteenth of that size, so that every pool gets one. All
+memory of a slot counts: its row, its metadata and its share of the index. Missing rows are read
+through a staging buffer. Only one call at a time uses the buffer, so all pools of a cache share
+one, which is as large as the largest pool's.
 
 Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all others,
 and on a GPU that copies all rows.
 
-Where the cache has a level two, its rows are in the host's memory, and the rest of its slots, some
-40 bytes each, in the device's. That counts here as well: each slot of level one carries its share.
-It is at most half of the budget beyond one slab, which limits level two where rows are short.
+If the cache has a level two, the rows of level two are in the host's memory. The rest of its slots,
+some 40 bytes each, is in the device's memory, and counts here as well: each slot of level one
+includes a share of it. All of it is at most half of the budget beyond one slab, which limits level
+two where rows are short.
 """
 
 from collections.abc import Collection
@@ -27,12 +29,12 @@ _SLABS, _SLABS_SPARSE = 64, 1024
 _SLAB_BYTES_MIN, _SLAB_BYTES_MIN_SPARSE = 8 << 10, 1 << 10
 _SLAB_SLOTS_MIN = 4
 _STAGING_SHARE = 32
-"""The staging is at most 1/n of the budget."""
+"""The staging buffer is at most 1/n of the budget."""
 _FREE_BYTES = 4
 """Bytes of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
 _BELOW_SHARE = 2
-"""Level two's metadata is at most 1/n of the budget."""
+"""The metadata of level two is at most 1/n of the budget."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,11 @@ class Sizes:
 
     slot_bytes: int
     slab_slots: int
-    slots_max: int  # a multiple of slab_slots; more can never be had
+    slots_max: int  # a multiple of slab_slots, never exceeded
     staging_rows: int
     staging_bytes: int
     least_bytes: int  # with one slab, without staging
-    below_bytes: int  # of level two's rows, in the host's memory
+    below_bytes: int  # for level two's rows, in the host's memory
 
     @property
     def slab_bytes(self) -> int:
@@ -67,10 +69,10 @@ class Sizes:
         below_bytes: int = 0,
         row_keys: RowKeys = DENSE,
     ) -> "Sizes":
-        """Return the sizes of a pool that need not exist; its counts do not fall when the budget
-        grows.
+        """Return the sizes of a pool, which need not exist yet. A larger budget never makes a count
+        of slots or rows smaller.
 
-        below_bytes : budget of level two, of the host's memory
+        below_bytes : budget of level two, in the host's memory
         """
         row_bytes, memory = layout.row_bytes, device.memory
         slab_bytes = min(_slab_bytes(budget_bytes, row_keys), memory.slab_bytes_max)
@@ -80,7 +82,7 @@ class Sizes:
         staging_bytes = staging_rows * row_bytes
         below_slots = below_share = 0
         if below_bytes:
-            index_bytes = memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # of a slot
+            index_bytes = memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # per slot
             below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + index_bytes
             slots = _slab_slots(memory, slab_bytes // least_slot_bytes, row_bytes)
             least = slots * least_slot_bytes + memory.index_bytes(slots) + staging_bytes
@@ -113,8 +115,8 @@ def _slab_bytes(budget_bytes: int, row_keys: RowKeys) -> int:
 
 
 def _slab_slots(memory: DeviceMemory, wanted: int, row_bytes: int) -> int:
-    """Return the slots of a slab, at most `wanted`: fewer where the device would allocate a quarter
-    more for it than it takes."""
+    """Return the slots of a slab, at most `wanted`. It has fewer if the device would allocate a
+    quarter more memory for it than it takes."""
     slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
     slot_bytes = memory.slot_bytes(1, row_bytes)
     while slots >= 2 * _SLAB_SLOTS_MIN and 4 * memory.slot_bytes(slots, row_bytes) > 5 * slot_bytes:

@@ -1,13 +1,13 @@
-"""The slots of a pool: they are added and removed by slabs, and are free or have a row.
+"""The slots of a pool: they are added and removed in slabs, and are free or have a row.
 
-Their number is bounded by the arena's budget (`Sizes`); the arena decides when one slab more may
-come, and when some must go (arena.py). Slots keep their numbers when the budget changes: slabs are
-added at the end and removed from there. The index is as large as the slots need, and is built again
-where it is not.
+Their number is bounded by the arena's budget (`Sizes`). The arena decides when a slab is added, and
+when slabs must be dropped (arena.py). Slots keep their numbers when the budget changes: slabs are
+added and removed at the end. The index is as large as the slots need; if its size is wrong, it is
+rebuilt.
 
-The list of free slots is on the host, which alone takes and frees them. Slots that were taken stay
-in their places of the list until others are freed, so that the last ones can be put back. The
-contents of slots, and rows that leave them, are the business of eviction.py.
+The list of free slots is on the host, because only the host takes and frees slots. Slots that were
+taken stay in the list, beyond its end, until others are freed, so that the slots taken last can be
+put back. `eviction.py` handles the contents of slots, and the rows that leave them.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from embstore.layout import Layout
 from embstore.row_keys import DENSE, RowKeys
 
 _SLICE_SLOTS, _SLICE_BYTES = 1 << 14, 2 << 20
-"""A few milliseconds, dirty or not."""
+"""A part of a slab that can be vacated in a few milliseconds, whether its rows are dirty or not."""
 
 
 class PoolSlots:
-    """Slots by slabs, their index and the list of the free ones. Engine thread only."""
+    """Slots in slabs, their index and the list of the free slots. Engine thread only."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class PoolSlots:
         self.fit_budget(budget_bytes)
 
     def fit_budget(self, budget_bytes: int, slab_slots: int = 0) -> None:
-        """Take the sizes of a budget. Rows stay, even those that are too many for it.
+        """Take the sizes that follow from a budget. Rows stay, even if they exceed the budget.
 
-        slab_slots : of slabs of level two, which stay as large as they were made; 0: as the budget
-            has them
+        slab_slots : slots of a slab of level two, whose slabs keep their first size; 0: as the
+            budget defines
 
         Raises
         ------
-        CapacityError : no memory, or no address space. Nothing has changed that can be seen.
+        CapacityError : too little memory or address space. Nothing visible has changed.
         """
         sizes = self.sizes_of(budget_bytes)
         sizes = sizes.with_slabs(slab_slots, budget_bytes) if slab_slots else sizes
@@ -76,12 +76,12 @@ class PoolSlots:
         self.trim_index()
 
     def sizes_of(self, budget_bytes: int) -> Sizes:
-        """Return the sizes, were that the budget."""
+        """Return the sizes that would follow from a budget."""
         return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes, self.row_keys)
 
     def expect(self, memory_bytes: int | None) -> None:
-        """Make the index no larger than `memory_bytes` of slots need, as long as there are not more
-        slots; None: than the whole budget needs."""
+        """Limit the index to the size for `memory_bytes` of slots, unless the pool has more slots.
+        If None, the limit is the size for the whole budget."""
         most = self.sizes.slots_max
         if memory_bytes is not None:
             most = min(most, int(memory_bytes / self.slot_bytes))
@@ -91,36 +91,37 @@ class PoolSlots:
 
     @property
     def slab_count(self) -> int:
-        """Slabs that the pool has; of the last, after a change of the budget, perhaps a part."""
+        """The number of slabs. After a change of the budget the last one may be incomplete."""
         return -(-self.count // self.sizes.slab_slots)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of slabs and index."""
+        """Bytes of slots and index."""
         return self.count * self.sizes.slot_bytes + self.index.memory_bytes
 
     @property
     def slot_bytes(self) -> float:
-        """Bytes of a slot and of its part of a large index."""
+        """Bytes of a slot, and of its share of the index of a full pool."""
         most = self.sizes.slots_max
         return self.sizes.slot_bytes + self._device.memory.index_bytes(most) / most
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes with one slab more."""
+        """Bytes of slots and index after one slab more."""
         count = self._grown_count
         index_bytes = self.index.bytes_for(self._index_slots(count))
         return count * self.sizes.slot_bytes + index_bytes
 
     @property
     def _grown_count(self) -> int:
-        """Slots with one slab more, or with the last one made whole."""
+        """The number of slots after one slab more, or after the last slab is made complete."""
         return (self.count // self.sizes.slab_slots + 1) * self.sizes.slab_slots
 
     def _index_slots(self, slots: int) -> int:
-        """Return the capacity of an index that must serve `slots`.
+        """Return the capacity of an index that must serve `slots` slots.
 
-        Twice that, so that it is rebuilt a few times only, but never more than are expected.
+        It is twice `slots`, so that the index is rebuilt only a few times, but never more than the
+        number of slots that is expected.
         """
         if slots <= self.index.capacity:
             return self.index.capacity
@@ -139,22 +140,22 @@ class PoolSlots:
 
     @property
     def resident_count(self) -> int:
-        """Slots in use."""
+        """The number of slots in use."""
         return self.count - self._free_count
 
     # Slabs
 
     @property
     def may_grow(self) -> bool:
-        """Whether the budget and the device may have another slab; a closed pool has none."""
+        """Whether the budget and the device allow another slab; False once the pool is closed."""
         return self._may_grow and self._grown_count <= self.sizes.slots_max
 
     def add_slab(self) -> bool:
-        """Add a slab. False: the device is out of memory, until there is another budget.
+        """Add a slab. Return False if the device is out of memory, until the budget changes.
 
         Raises
         ------
-        CapacityError : the device is out of memory, and it would be the first slab.
+        CapacityError : the device is out of memory, and the slab would be the first.
         """
         low, high = self.count, self._grown_count
         try:
@@ -170,13 +171,14 @@ class PoolSlots:
         return True
 
     def first_of_last_slabs(self, count: int) -> int:
-        """Return the first slot of the last `count` slabs, but never of the first slab."""
+        """Return the first slot of the last `count` slabs; the first slab is never among them."""
         assert self.slab_count > 1, "a pool keeps its first slab"
         return max(self.slab_count - count, 1) * self.sizes.slab_slots
 
     def first_of_slice(self) -> int:
         """Return the first slot of a part of the last slab that is small enough to be vacated
-        between calls; of the whole slab, where the device cannot free less."""
+        between calls. If the device cannot free parts of slabs, it is the first slot of the whole
+        slab."""
         slab = self.first_of_last_slabs(1)
         if not self._device.memory.frees_parts:
             return slab
@@ -184,7 +186,7 @@ class PoolSlots:
         return max(slab, self.count - max(1, min(_SLICE_SLOTS, _SLICE_BYTES // row_bytes)))
 
     def drop_from(self, low: int) -> None:
-        """Free the memory of the slots from `low` on, which are free."""
+        """Free the memory of the slots from `low` on, which must be free slots."""
         free, high = self.free_slots, self.count
         free = free[free < low]
         count = len(free)
@@ -192,10 +194,10 @@ class PoolSlots:
         self._free_count, self.count = count, low
         self._device.memory.drop_slots(self.memory, low, high)
         release(self._free[low:])
-        self.trim_index()  # when there is room for another one
+        self.trim_index()  # now, because memory for another index is free
 
     def trim_index(self) -> None:
-        """Make the index smaller where it is far too large, or where a slab is all there is."""
+        """Make the index smaller where it is far too large, or where the pool has only one slab."""
         if self.slab_count == 1 or 2 * self.count < self.index.capacity:
             self.index.shrink(self.count, self.memory, self.count)
 
@@ -208,12 +210,12 @@ class PoolSlots:
 
     @property
     def free_count(self) -> int:
-        """Slots that have no row."""
+        """The number of slots without a row."""
         return self._free_count
 
     @property
     def free_slots(self) -> Slots:
-        """The free slots, those that are taken first at the end."""
+        """The free slots; those that are taken next are at the end."""
         return self._free[: self._free_count].astype(np.int64)
 
     def free_between(self, low: int, high: int) -> Slots:
@@ -222,7 +224,7 @@ class PoolSlots:
         return np.sort(free[(free >= low) & (free < high)]).astype(np.int64)
 
     def take(self, count: int) -> Slots:
-        """Take `count` slots of those that are free."""
+        """Take `count` of the free slots."""
         left = self._free_count - count
         taken = self._free[left : self._free_count].astype(np.int64)
         self._free_count = left
@@ -233,6 +235,6 @@ class PoolSlots:
         self._free_count += count
 
     def free(self, slots: Slots) -> None:
-        """Add slots to the free ones."""
+        """Add slots to the list of free slots."""
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)

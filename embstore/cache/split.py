@@ -1,12 +1,12 @@
 """Splitting a budget between pools so that as few lookups as possible miss, given their curves.
 
-The budget is cut into `UNITS` equal parts. For pools taken one after the other, the fewest misses
-are found for every number of units:
+The budget is cut into `UNITS` equal parts. Pool after pool is added, and for every number of units
+the fewest misses of the pools so far are computed:
 
     fewest[p][u] = min over v of fewest[p - 1][u - v] + misses of pool p with v units
 
-which is right for curves with steps, too, as loops have: giving the next unit to the pool that
-gains most by it would never climb one.
+This is also right for curves with steps, which loops have. A greedy search, which gives the next
+unit to the pool that gains most by it, would never get past a step.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ UNITS = 64
 
 
 def best_split(misses: Sequence[Floats], least: Sequence[int]) -> list[int]:
-    """Return the units of each pool, `UNITS` together.
+    """Return the units of each pool; their sum is `UNITS`.
 
     Parameters
     ----------
-    misses : of each pool (UNITS + 1,), its misses with 0, 1, ... units
-    least : of each pool the units that it must have; `UNITS` together at most
+    misses : for each pool an array (UNITS + 1,): its misses with 0, 1, ... units
+    least : for each pool the least units that it gets; their sum is at most `UNITS`
     """
     fewest, choices = np.full(UNITS + 1, np.inf), []
     fewest[0] = 0

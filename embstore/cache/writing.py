@@ -1,7 +1,7 @@
 """Writes of a pool: gradients summed, rows made ready, changed, and logged.
 
-A write is prepared before the first row changes: refusals come there. Rows that fit are made
-resident; a larger write only reserves room in the log, and is done in parts.
+A write is prepared before the first row changes, and can be refused only then. Rows that fit are
+made resident. A larger write only reserves room in the log, and is done in parts.
 """
 
 from collections.abc import Callable
@@ -22,19 +22,19 @@ from embstore.layout import VALUE, Layout
 from embstore.storage.storage import PoolStorage
 
 _LOOKED_AT = 1 << 16
-"""Slots that are read at once for those that are dirty."""
+"""The number of slots that are read at once to find the dirty ones."""
 PIECE_BYTES = 2 << 20
 """Bytes of rows that are logged at once, while calls wait."""
 
 
 class Place(NamedTuple):
-    """The progress of a pass over the slots of all levels."""
+    """The position of a pass over the slots of all levels."""
 
     level: int
-    """0 of level one, 1 of level two."""
+    """0 for level one, 1 for level two."""
     slot: int
     dirtied: int = 0
-    """Rows that had become dirty in this level when its first slot was looked at."""
+    """The value of `_dirtied` for this level when the pass reached its first slot."""
 
 
 FIRST = Place(0, 0)
@@ -42,7 +42,7 @@ FIRST = Place(0, 0)
 
 @dataclass(frozen=True)
 class Prepared:
-    """The slots of a write's rows, unless a row has left its slot since."""
+    """The slots of a write's rows, valid as long as the pool's number of moves is `moves`."""
 
     slots: Array
     moves: int
@@ -67,14 +67,14 @@ class PoolWriter:
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
     def add_level(self, evictor: Evictor) -> None:
-        """Log the dirty rows of level two, too."""
+        """Register level two, whose dirty rows are then logged too."""
         self._levels.append(evictor)
 
     def begin(
         self, batch: Batch, gradients: list[Gradients], scale: np.float32, slots: Array
     ) -> PoolUpdate:
-        """Return this pool's part of `DeviceRows.begin_update`; slots as `Finder.looked_at` gives
-        them. `end` or `take_back` follows."""
+        """Return this pool's part of `DeviceRows.begin_update`; `slots` is the result of
+        `Finder.looked_at`. The caller then calls `end` or `take_back`."""
         scores = self.residency.scores
         scores.tick()
         return PoolUpdate(
@@ -84,24 +84,24 @@ class PoolWriter:
         )  # fmt: skip
 
     def end(self, batch: Batch) -> None:
-        """Note that the rows of a batch were changed."""
+        """Note that the update begun by `begin` has changed the rows of a batch."""
         self.finder.synchronize(batch)
         self._count_dirty(len(batch.unique_keys))
         self.residency.scores.count_touches(len(batch.unique_keys))
 
     def take_back(self) -> None:
-        """Note that nothing was changed."""
+        """Note that the update begun by `begin` has changed nothing."""
         self.residency.scores.clock -= 1
 
     def sum_by_key(self, batch: Batch, gradients: list[Gradients], scale: np.float32) -> Array:
-        """Return the scaled sums of a batch's gradients, (unique keys or more, dim), until the next
-        call; see `DeviceRows.sum_by_key`."""
+        """Return the scaled sums of a batch's gradients, (unique keys or more, dim), valid until
+        the next call; see `DeviceRows.sum_by_key`."""
         sums = self._room_for(len(batch.unique_keys))
         self.device.rows.sum_by_key(batch, gradients, scale, sums[: len(batch.unique_keys)])
         return sums
 
     def _room_for(self, count: int) -> Array:
-        """Return (count or more, dim), of any content."""
+        """Return an array (count or more, dim) of any content."""
         if len(self._sums) < count:
             self._sums = self._sums[:0]  # freed first
             self._sums = self.device.memory.allocate(
@@ -110,10 +110,10 @@ class PoolWriter:
         return self._sums
 
     def prepare(self, keys: Array) -> Prepared | None:
-        """Do everything of a write that can be refused, before the first row changes.
+        """Do all steps of a write that can be refused, before the first row changes.
 
-        Rows that fit are made resident. Those that do not are written in parts: None is returned,
-        and room in the log is reserved for all victims.
+        Rows that fit are made resident. If they do not fit, they are written in parts: None is
+        returned, and room in the log is reserved for all victims.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class PoolWriter:
         return None
 
     def apply(self, keys: Array, sums: Array, slots: Array, low: int, high: int) -> None:
-        """Apply the optimizer to rows, as a change of `write`: by the scaled sums of their keys."""
+        """Apply the optimizer to rows with the scaled sums of their keys: a `change` of `write`."""
         self.device.rows.apply(
             self.layout.optimizer,
             self.slots.memory,
@@ -141,10 +141,10 @@ class PoolWriter:
     def write(
         self, keys: Array, prepared: Prepared | None, change: Callable[[Array, int, int], None]
     ) -> None:
-        """Let `change(slots, low, high)` change the rows of keys[low:high], part by part.
+        """Have `change(slots, low, high)` change the rows of keys[low:high], part by part.
 
-        `prepared` is the result of `prepare`. A failure from here on leaves the store half written:
-        the caller has made it irreversible.
+        `prepared` is the result of `prepare`. A failure from here on leaves the store half written,
+        so the caller must treat it as irreversible.
         """
         self._count_dirty(len(keys))
         self._fix_arenas(True)  # room was reserved for the rows in their current places
@@ -166,10 +166,10 @@ class PoolWriter:
             level.arena.is_fixed = is_fixed
 
     def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
-        """Return the row keys in dirty slots from a place on, among as many slots as are read in
-        well under a millisecond, and the next place; None: there is none.
+        """Return the row keys in dirty slots from a position on, and the next position, None at the
+        end. A call reads slots for well under a millisecond.
 
-        at : FIRST, or the place returned before; there may be fewer slots since
+        at : FIRST, or the position returned before; there may be fewer slots since
         """
         level, low = self._levels[at.level], at.slot
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
@@ -182,17 +182,18 @@ class PoolWriter:
         return Place(at.level + 1, 0) if at.level + 1 < len(self._levels) else None
 
     def dirty_rows(self, level: int) -> int:
-        """Return at least the number of dirty rows of a level. Any thread."""
+        """Return an upper bound of the number of dirty rows of a level. Any thread."""
         here = self._levels[level]
         return min(here.dirty_max, here.slots.resident_count)
 
     def _dirtied(self, level: int) -> int:
-        """Return at least how many rows have ever become dirty in a level, or came there dirty."""
+        """Return an upper bound of the rows that ever became dirty in a level, or entered it
+        dirty."""
         counters = self.evictor.counters
         return counters.evictions_host if level else self._changed + counters.misses_host
 
     def flush(self) -> int:
-        """Log all dirty rows; return how many. They stay where they are, clean.
+        """Log all dirty rows; return their number. They stay in their slots, and become clean.
 
         Raises
         ------
@@ -212,11 +213,11 @@ class PoolWriter:
         return count
 
     def flush_range(self, at: Place, table_id: int | None = None) -> tuple[Place | None, int]:
-        """Log dirty rows in slots from a place on, of one table or of all, for a few milliseconds;
-        return the next place, and the number of rows logged.
+        """Log dirty rows in slots from a position on, of one table or of all, for a few
+        milliseconds. Return the next position, None at the end, and the number of rows logged.
 
-        A pass over all slots of a level bounds the number of dirty rows: only rows that have become
-        dirty since it began.
+        After a pass over all slots of a level, only rows that became dirty since its beginning can
+        be dirty. That bounds the number of dirty rows.
 
         Raises
         ------
@@ -250,5 +251,5 @@ class PoolWriter:
             level.dirty_max -= len(slots)
 
     def close(self) -> None:
-        """Refer to no memory of the device."""
+        """Drop the references to memory of the device."""
         self._sums = None

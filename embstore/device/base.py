@@ -5,8 +5,9 @@ The cache is written against this protocol alone, and every device gives the sam
 `slots`.
 
 A call works on a **batch**: the row keys of all tables of one pool that a command names, table
-after table. Since a table is named once per command and its id is part of the row key, the unique
-keys of one table are consecutive as well; a **segment** is one table's share of both.
+after table. A table is named once per command, and its id is part of the row key. Therefore the
+unique keys of one table are consecutive, as its positions are. A **segment** is one table's share
+of both.
 
     keys       t0 t0 t0 t0 | t1 t1 t1      positions, in call order
     inverse     0  1  0  2 |  3  3  4      position -> id
@@ -15,24 +16,26 @@ keys of one table are consecutive as well; a **segment** is one table's share of
 
 **Where arrays are.** An `Array` is in the device's memory: a NumPy array on the CPU, an address
 range on a GPU that the host cannot read. The cache slices it, takes its length and passes it on.
-Arrays with other annotations are on the host; arrays of a caller of the store (keys, gradients,
+Arrays with other annotations are on the host. Arrays of a caller of the store (keys, gradients,
 outputs) may also be in the device's memory, where `adopt` accepts them. Host arrays are
-C-contiguous; those that are only read may be read-only.
+C-contiguous; arrays that are only read may be read-only.
 
-**When results are known.** A GPU's work is queued, and the host waits once a call. Therefore
-`unique`, `probe` and `sum_by_key` return nothing that a kernel computes: `synchronize` waits, and
-then the batch has the number of unique keys, of absent keys, and the errors of the call. Until then
-a batch is as long as its positions, and a key outside its table does no harm in a kernel. Work
-queued before (`begin_gather_pooled`, `touch` of a batch) is done only if nothing is missing or
-wrong. Every other method that returns a number or a host array waits for it.
+**When results are known.** A GPU's work is queued, and the host waits once per call. Therefore
+`unique`, `probe` and `sum_by_key` return nothing that a kernel computes. `synchronize` waits, and
+after it the batch has the number of unique keys, the number of absent keys, and the errors of the
+call. Until then a batch is as long as its positions, and a key outside its table does no harm in a
+kernel. Work queued before (`begin_gather_pooled`, `touch` of a batch) is done only if no key is
+missing and there is no error. Every other method that returns a number or a host array waits for
+it.
 
-Some methods return an **answer**, a function: called, once, it returns a kernel's result, and waits
-if no wait has come since. A caller that asks several questions before the first answer waits once.
+Some methods return an **answer**: a function that is called once and returns a kernel's result. It
+waits unless there was a wait since the question. A caller that asks several questions before it
+calls the first answer waits only once.
 
-Where work is not queued (`is_queued`), the result of `unique` is in scratch memory, and valid until
-the next `unique`. Nothing here allocates per key once scratch memory has grown. Arguments have been
-checked by the caller; a wrong one is a bug. One thread calls a device at a time; the device may use
-threads of its own.
+Where work is not queued (see `is_queued`), the result of `unique` is in scratch memory, and valid
+until the next `unique`. No method allocates memory per key once scratch memory has grown. Arguments
+have been checked by the caller; a wrong argument is a bug. One thread calls a device at a time; the
+device may use threads of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -62,26 +65,27 @@ from embstore.layout import Layout
 
 
 class DeviceKeys(Protocol):
-    """Keys of a call, the index, and the findings of kernels about a batch."""
+    """Keys of a call, the index, and the results of kernels about a batch."""
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
         """Encode and de-duplicate the keys of a call.
 
-        segments : (number, rows, keys (n,) int64), tables in call order, each once: the number is
-            the table's in the pool (`RowKeys.number`), rows and keys are unsigned
+        segments : (number, rows, keys (n,) int64) of each table in call order, each table once.
+            `number` is the table's number in the pool (`RowKeys.number`); rows and keys are
+            unsigned
         """
 
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
-        """Encode the keys of a call as `unique`, which the caller knows to be unique and in range.
+        """Encode the keys of a call as `unique` does, if they are known to be unique and in range.
 
-        The batch is valid as long as it is referred to, and is used by way of `again`. Its
+        The batch is valid as long as there is a reference to it. It is used through `again`. Its
         `inverse` may be read-only.
         """
 
     def again(self, batch: Batch) -> Batch:
-        """Return a batch of the same keys for another call, which finds out about them anew.
+        """Return a batch of the same keys for another call, with no results yet.
 
-        `batch` is synchronized, and has no key outside its table.
+        `batch` must be synchronized, and have no key outside its table.
         """
 
     def group(
@@ -92,20 +96,20 @@ class DeviceKeys(Protocol):
         segments: Sequence[tuple[int, int, Keys]],
         moves: int,
     ) -> tuple[Batch, Array] | None:
-        """Queue the search for the slots of a call, and group its positions by them.
+        """Queue the search for the slots of a call, and group its positions by slot.
 
-        Returns a batch to sum gradients of, and the slot of each of its unique keys, which are in
-        the order of slots; both are void if a key turns out to be missing, which here it also is
-        outside its table or while its row is pending. None: nothing is gained by it here.
+        Return a batch for summing gradients, and the slot of each of its unique keys, in the order
+        of slots. Both are void if a key turns out to be missing. Here a key is also missing if it
+        is outside its table, or if its row is pending. Return None where grouping gains nothing.
 
-        moves : as of `DeviceRows.look_up`
+        moves : as in `DeviceRows.look_up`
         """
 
     def probe(self, index: IndexArrays, batch: Batch, slots: Array) -> None:
         """Write the slot of each unique key, or -1, into `slots`, which is as long as the call."""
 
     def synchronize(self, *batches: Batch) -> None:
-        """Wait; then `found` and the length of `unique_keys` are right in each of the batches."""
+        """Wait; then `found` and the length of `unique_keys` are valid in each of the batches."""
 
     def find(self, index: IndexArrays, keys: Array, slots: Array) -> int:
         """Write each key's slot, or -1, into `slots`; return how many are absent. Waits."""
@@ -119,37 +123,38 @@ class DeviceKeys(Protocol):
     def count_accesses(
         self, batch: Batch, slots: Array, low: int, high: int, counts: Counts | None
     ) -> Answer[tuple[int, int]]:
-        """Return the accesses of ids [low, high), whose slots are `slots`, and how many hit.
+        """Return the accesses to ids [low, high), whose slots are `slots`, and how many hit.
 
         counts : (n,), accesses that each position stands for; None: 1 each
         """
 
     def insert(self, index: IndexArrays, keys: Array | Keys, slots: Array | Slots) -> Answer[bool]:
-        """Add absent, unique keys. False: the stash is full and the index unusable; build a larger
-        one."""
+        """Add absent, unique keys. The answer is False if the stash is full: the index is unusable
+        then, and the caller builds a larger one."""
 
     def insert_slots(self, index: IndexArrays, memory: SlotMemory, slot_count: int) -> bool:
-        """Add the keys of all slots, as `insert`, to an empty index."""
+        """Add the keys of all slots to an empty index; the result is as in `insert`."""
 
     def erase(self, index: IndexArrays, keys: Array | Keys) -> None:
-        """Remove present, unique keys."""
+        """Remove unique keys that are in the index."""
 
 
 class DeviceRows(Protocol):
     """Rows: read, summed and updated for a call; copied to and from the host for the cache.
 
-    `rows` come from a SlotMemory, or from `allocate_rows`.
+    `rows` arguments come from a SlotMemory, or from `allocate_rows`.
     """
 
     look_up_keys_max: int
-    """Keys of a lookup without a batch, at most. With more, it pays to make keys unique."""
+    """The most keys of a lookup without a batch; with more it is faster to make keys unique."""
 
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
     ) -> None:
         """outs[segment][i] = rows[slots[inverse[position]], :dim] for every position of a segment.
 
-        All are present. (Where a slot is -1, an output in the device's memory is left as it is.)
+        All keys must have slots. (Where a slot is -1, an output in the device's memory is
+        unchanged.)
         """
 
     def look_up(
@@ -163,14 +168,14 @@ class DeviceRows(Protocol):
         counting: int,
         moves: int,
     ) -> int:
-        """Do a lookup of `look_up_keys_max` keys or fewer without a batch: each position looks for
-        its row. Return how many slots it touched.
+        """Execute a lookup of at most `look_up_keys_max` keys without a batch: each position
+        searches its row. Return the number of slots that were touched.
 
-        -1, and nothing is done: a key is outside its table or has no slot, or a row is pending.
-        Segments are as of `DeviceKeys.unique`, but two may be of one table; with a clock of 0 no
-        score changes.
+        Return -1, with nothing done, if a key is outside its table or has no slot, or a row is
+        pending. Segments are as in `DeviceKeys.unique`, but two may be of one table. With a clock
+        of 0 no score changes.
 
-        moves : how often a row has come to a slot or left one
+        moves : how many times rows have entered or left slots
         """
 
     def gather_pooled(
@@ -184,7 +189,7 @@ class DeviceRows(Protocol):
         out: Rows,
     ) -> None:
         """out[bag] = the sum (or mean) over the bag's rows, contract.md rule 8; dim is
-        out.shape[1]. The batch has one segment, all its rows are present.
+        out.shape[1]. The batch has one segment, and all its keys have slots.
 
         weights : (offsets[-1],)
         """
@@ -199,10 +204,11 @@ class DeviceRows(Protocol):
         weights: NDArray[np.float32] | None,
         out: Rows,
     ) -> Callable[[], None] | None:
-        """Queue it before the batch is synchronized.
+        """Queue `gather_pooled` before the batch is synchronized.
 
-        It is done if the batch then has no key outside its table and none without a slot: call the
-        returned function, which fills an output of the host. None: this device gains nothing by it.
+        The work is done if the batch turns out to have no key outside its table and no key without
+        a slot. In that case the caller calls the returned function, which fills an output on the
+        host. Return None where this device gains nothing by queueing it.
         """
 
     def sum_by_key(
@@ -210,21 +216,20 @@ class DeviceRows(Protocol):
     ) -> None:
         """sums[id] = scale * (the sum over the id's occurrences, contract.md rule 2).
 
-        The same pass finds results that rule 9 may refuse: `batch.found.large`, after
-        `synchronize`.
+        The same pass finds sums that rule 9 may refuse: `batch.found.large`, after `synchronize`.
 
-        sums : (positions, dim) or more; rows beyond the unique keys are left as they are
+        sums : (positions, dim) or more; rows after the unique keys are unchanged
         """
 
     def begin_update(self, parts: Sequence[PoolUpdate]) -> Answer[bool] | None:
-        """Queue the sums of an update's gradients, and the update of the rows, which is done if
-        nothing is wrong with any part: no key without a slot or outside its table, no large sum.
+        """Queue the sums of an update's gradients, and the update of the rows. The rows are updated
+        only if all parts are valid: no key without a slot or outside its table, and no large sum.
 
-        Returns whether the rows are changed, once that is known, which is before they are. Each
-        batch is synchronized then. None: this device gains nothing by it.
+        Return an answer: whether the rows are updated. It is known before the update is done, and
+        each batch is synchronized then. Return None where this device gains nothing by queueing it.
 
-        Gradients in the device's memory are read until the work is done; a caller's until the
-        answer.
+        Gradients in the device's memory are read until the work is done, gradients on the host
+        until the answer.
         """
 
     def apply(
@@ -236,35 +241,36 @@ class DeviceRows(Protocol):
         sums: Array,
         parameters: TableParameters,
     ) -> None:
-        """Apply optimizer `kind` (contract.md rule 4) to the row of slots[i] with g = sums[i]; the
-        slot is dirty then.
+        """Apply optimizer `kind` (contract.md rule 4) to the row of slots[i] with g = sums[i], and
+        mark the slot dirty.
 
-        slots, keys : (m,) present and unique; the keys' table ids select the scalars
+        slots, keys : (m,), unique, without -1; the keys' table ids select the scalars
         sums : (m, dim)
         """
 
     def scatter_rows(self, source: Rows, rows: Array, slots: Slots) -> None:
-        """rows[slots[i]] = source[i], whole rows, NaNs made canonical; slots are unique but for
-        -1, which is skipped. A `source` from `staging` belongs to the device again."""
+        """rows[slots[i]] = source[i], whole rows, with NaNs made canonical. Slots are unique,
+        except for -1, which is skipped. A `source` that came from `staging` must not be used
+        afterwards."""
 
     def initialize(
         self, rows: Array, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
     ) -> None:
-        """Write the initial row (contract.md rule 10) of keys[i] to rows[slots[i]], padding
-        zeroed."""
+        """Write the initial row (contract.md rule 10) of keys[i] to rows[slots[i]], zero-padded."""
 
     def gather_rows(self, rows: Array, slots: Array, out: Array, first: int) -> None:
         """out[first + i] = rows[slots[i]], whole rows of `allocate_rows`; -1 is skipped."""
 
     def copy_slots(self, rows: Array, slots: Slots, targets: Array, places: Slots) -> None:
-        """targets[places[i]] = rows[slots[i]], whole rows: from one pool's slots to another's, of
-        which one may be of level two. Both are (n,), without -1, `places` unique."""
+        """targets[places[i]] = rows[slots[i]], whole rows, from slots of one pool to slots of
+        another pool, one of which may be level two. Both are (n,), without -1; `places` are
+        unique."""
 
     def read_rows(self, rows: Array, slots: Array) -> Rows:
-        """Return a copy of the rows of slots, all present. Waits."""
+        """Return a copy of the rows of slots, without -1. Waits."""
 
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
-        """Yield the rows of slots piece by piece: which of `slots`, host rows, places in them.
+        """Yield the rows of slots in pieces: a slice of `slots`, host rows, positions in these.
 
         The host rows are valid until the next piece is requested.
         """
@@ -273,16 +279,16 @@ class DeviceRows(Protocol):
 class DeviceSlots(Protocol):
     """The metadata of slots: keys, scores, pins and flags; and the choice of victims.
 
-    The fields of a score are described in `embstore.score`.
+    `embstore.score` describes the fields of a score.
     """
 
     def place_keys(self, memory: SlotMemory, slots: Slots, keys: Keys, score: int) -> None:
-        """Give free slots to row keys, clean; the score is PENDING where rows come later, or 0."""
+        """Write row keys to free slots, clean. The score is PENDING where rows arrive later."""
 
     def arrive(self, memory: SlotMemory, slots: Slots) -> None:
-        """Mark the rows of slots as present: no longer PENDING, all else stays.
+        """Mark the rows of slots as arrived: the score is no longer PENDING; nothing else changes.
 
-        slots : (n,) unique, none -1
+        slots : (n,) unique, without -1
         """
 
     def count_pending(self, memory: SlotMemory, slots: Array) -> int:
@@ -299,7 +305,7 @@ class DeviceSlots(Protocol):
     ) -> Answer[SlotContents]:
         """Return the contents of slots.
 
-        with_rows : their rows too, where a wait costs more than to copy them
+        with_rows : whether rows are included, on devices where copying them costs less than a wait
         """
 
     def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
@@ -315,46 +321,46 @@ class DeviceSlots(Protocol):
         *,
         always: bool = False,
     ) -> None:
-        """Score the slots of a call, -1 skipped: count << 40 | clock. The clock is below 2**40.
+        """Set the scores of a call's slots to count << 40 | clock, clock < 2**40; -1 is skipped.
 
-        batch : where work is queued: the slots are those that were probed for it; they are scored
-            if, once it is synchronized, none is missing and no key outside its table; `always`:
-            those that are there, in any case
-        counting : the new count: COUNT_NONE 0, COUNT_UP one more (saturating),
-            COUNT_KEEP what it was
+        batch : the batch for which the slots are being probed, where work is queued. The slots are
+            scored only if no key of it turns out to be missing or outside its table; with `always`,
+            the slots that are found are scored in any case
+        counting : the new count: COUNT_NONE sets 0, COUNT_UP adds one (saturating), COUNT_KEEP
+            keeps it
 
-        Bits 52..63 stay. A FORESEEN slot loses that mark: a slot that the running call has touched
-        is never its victim.
+        Bits 52..63 do not change. A FORESEEN slot is no longer FORESEEN, so that a slot that the
+        running call has touched is never a victim of this call.
         """
 
     def set_counts(
         self, memory: SlotMemory, slots: Array | Slots, counts: NDArray[np.int64]
     ) -> None:
-        """Set the counts of slots; all else stays.
+        """Set the counts of slots; nothing else changes.
 
-        slots : (n,) unique but for -1, which is skipped
+        slots : (n,) unique except for -1, which is skipped
         counts : (n,) of 0 to COUNT_MAX
         """
 
     def age_scores(self, memory: SlotMemory, slot_count: int) -> None:
-        """Halve every count (rounded down); all else stays."""
+        """Halve every count (rounded down); nothing else changes."""
 
     def pin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
-        """Add a pin to each of the slots, unique but for -1, which is skipped; answer how many of
-        them had none before. A slot may have PINS_MAX."""
+        """Add a pin to each of the slots, which are unique except for -1, which is skipped. The
+        answer is how many of them had no pin before. A slot has at most PINS_MAX pins."""
 
     def unpin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
-        """Remove a pin from each of the slots, unique but for -1, which is skipped; answer how many
-        of them have none now. All had one."""
+        """Remove a pin from each of the slots, which are unique except for -1, which is skipped.
+        Each must have a pin. The answer is how many of them have no pin now."""
 
     def foresee(
         self, memory: SlotMemory, slots: Array | Slots, ranks: NDArray[np.int64], clock: int
     ) -> None:
-        """Make slots FORESEEN, with a rank; the count stays.
+        """Make slots FORESEEN, with a rank; the count does not change.
 
-        slots : (n,) unique but for -1, which is skipped
-        ranks : (n,) below 2**40; NO_USE: the slot is FORESEEN no longer, and if it was, it has the
-            clock; UNCHANGED: it stays as it is
+        slots : (n,) unique except for -1, which is skipped
+        ranks : (n,) below 2**40. With NO_USE a slot is no longer FORESEEN, and gets the clock if it
+            was; with UNCHANGED a slot does not change
         """
 
     def select_victims(
@@ -367,13 +373,14 @@ class DeviceSlots(Protocol):
         *,
         with_rows: bool = False,
     ) -> Answer[Selected]:
-        """Return the up to `count` resident slots of lowest score that this clock has not touched
+        """Return up to `count` resident slots of lowest score that this clock has not touched
         (score & (2**40 - 1) != clock).
 
-        Of equal scores the lowest slots are taken. A slot that is pinned or PENDING is none of
-        them: 0 <= score < PIN_ONE.
+        Among slots of equal score the lowest slots are taken. Slots that are pinned or PENDING are
+        never taken: 0 <= score < PIN_ONE.
 
-        first, with_rows : the `first` of lowest score are read as by `read_slots`
+        first, with_rows : the contents of the `first` slots of lowest score are read, as in
+            `read_slots`
         """
 
 
@@ -382,7 +389,7 @@ class DeviceLevels(Protocol):
 
     @property
     def below(self) -> "Device":
-        """The device of level two: this one, whose kernels read and write rows in pinned memory."""
+        """The device of level two: this device, whose kernels access rows in pinned memory."""
 
     def look(
         self,
@@ -397,12 +404,12 @@ class DeviceLevels(Protocol):
         free: int,
         parameters: TableParameters,
     ) -> Answer[Missing]:
-        """Look in level two, of which `index` and `below` are, for the keys that have -1 in
-        `slots`, and in level one for victims, as `DeviceSlots.select_victims`, for as many of them
-        as are more than `free`.
+        """For the keys with -1 in `slots`, search level two, whose index and slots are `index` and
+        `below`. Also select victims in level one, as `DeviceSlots.select_victims` does: one for
+        each of these keys beyond the first `free`.
 
-        batch : whose keys they are, before it is synchronized; None: all of `keys`
-        parameters : by whose tables the keys are counted
+        batch : the batch of the keys, which is not synchronized yet; None: all `keys` are valid
+        parameters : parameters of the tables, by which missing keys are counted
         """
 
     def exchange(
@@ -417,9 +424,10 @@ class DeviceLevels(Protocol):
         score: int,
         below_score: int,
     ) -> Array:
-        """Exchange rows between slots and those `below`, with all that is known of them: pairs from
-        `first_up` on have rows that come up, for `keys`; those from `first_down` on have rows that
-        go down, or leave the cache where `below` is -1. Returns the keys that were in `slots`."""
+        """Exchange rows between `slots` and the slots `below`, with their metadata. Pairs from
+        `first_up` on have rows that come up, for `keys`. Pairs from `first_down` on have rows that
+        go down, or that leave the cache where `below` is -1. Return the keys that were in
+        `slots`."""
 
 
 class Device(Protocol):
@@ -427,7 +435,7 @@ class Device(Protocol):
 
     name: str
     is_queued: bool
-    """Results are known later: when they have been waited for."""
+    """Whether work is queued, so that results are known only after a wait."""
 
     memory: DeviceMemory
     keys: DeviceKeys
@@ -436,21 +444,20 @@ class Device(Protocol):
 
     @property
     def levels(self) -> DeviceLevels | None:
-        """Its work between two levels; None: the cache has one level, in the host's memory."""
+        """The device's work between two levels; None if the cache has one level, on the host."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the device has failed: nothing in its memory may be trusted."""
+        """Whether the device has failed: the content of its memory must not be trusted."""
 
     def finish(self) -> None:
-        """Wait for all that is queued: when it is done, nothing refers to a caller's arrays."""
+        """Wait for all queued work, after which the device uses no array of a caller."""
 
     def facts(self) -> dict[str, Any]:
-        """Return facts of the device for operators: model, memory, versions."""
+        """Return facts about the device for operators: model, memory, versions."""
 
     def warm_up(self) -> None:
         """Compile every kernel, so that no later call waits for a compiler."""
 
     def close(self) -> None:
-        """End the device's threads and free its scratch memory. Arrays that were allocated stay
-        valid."""
+        """End the device's threads and free its scratch memory. Allocated arrays stay valid."""

@@ -1,7 +1,7 @@
 """The size of an index, the same on every device.
 
 An index has buckets of 8 keys, one cache line, at a load of at most two thirds, and a stash for the
-keys whose two buckets are full; each place takes a key and a slot.
+keys whose two buckets are full. Each place of a bucket or the stash takes a key and a slot.
 """
 
 from embstore.kernels.probe import BUCKET_WIDTH

@@ -1,6 +1,7 @@
-"""The device of a name, "cpu", "cuda:0" or "auto"; and a share of its memory, as "80%".
+"""The device with a name, "cpu", "cuda:0" or "auto"; and shares of its memory, such as "80%".
 
-Each device's module is imported when it is chosen: the CPU's imports LLVM's loader, a GPU's CuPy.
+The module of a device is imported only when the device is chosen: the CPU's imports LLVM's loader,
+a GPU's imports CuPy.
 """
 
 import re
@@ -15,20 +16,20 @@ _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)\s*%")
 
 
 def is_device_name(name: Any) -> bool:
-    """Return whether `open_device` accepts this name, on a machine with such a device."""
+    """Return whether `open_device` accepts this name on a machine with such a device."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None
 
 
 def open_device(name: Any, threads: int | None) -> Device:
-    """Return the device of a name; see `embstore.open`.
+    """Return the device with this name; see `embstore.open`.
 
     Raises
     ------
-    InvalidArgumentError : no such name, no such GPU, or CuPy is not installed.
+    InvalidArgumentError : the name is invalid, there is no such GPU, or CuPy is not installed.
     """
     if not is_device_name(name):
         if hasattr(name, "warm_up"):
-            return cast(Device, name)  # a device already
+            return cast(Device, name)  # already a device
         raise InvalidArgumentError(f"expected device to be {NAMES}, found {name!r}")
     if name == "cpu" or (name == "auto" and not _gpu_count()):
         from embstore.device.cpu import CpuDevice
@@ -48,7 +49,7 @@ def open_device(name: Any, threads: int | None) -> Device:
 
 
 def memory_share(text: Any) -> float | None:
-    """Return 0.8 for "80%", a share of a device's memory; None where it is no share."""
+    """Return 0.8 for "80%", a share of a device's memory; None if the text is no share."""
     match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
     share = float(match[1]) / 100 if match else 0.0
     return share if 0 < share <= 1 else None

@@ -6,8 +6,8 @@
     cpu_rows     rows of a call, of the cache
     cpu_slots    keys, scores and flags of slots, victims
 
-This module imports LLVM's loader; the package `embstore.device` does not, so this file is imported
-only when the device is chosen.
+This module imports LLVM's loader. The package `embstore.device` does not import this module, so the
+loader is imported only when the device is chosen.
 """
 
 import os
@@ -24,7 +24,7 @@ from embstore.device.memory import DeviceMemory
 from embstore.host.facts import host_facts
 
 THREADS_MAX = 4
-"""Default bound on threads: memory bandwidth is shared, and trainers want cores too."""
+"""The most threads by default: memory bandwidth is shared, and trainers need cores too."""
 
 
 class CpuDevice:
@@ -32,7 +32,8 @@ class CpuDevice:
 
     Parameters
     ----------
-    threads : that share a call, the caller included; None: as many as there are cores, at most 4
+    threads : number of threads that share a call, the caller's included; None: one per core, at
+        most 4
     """
 
     name = "cpu"
@@ -48,11 +49,11 @@ class CpuDevice:
         self.slots: DeviceSlots = CpuSlots(self.work)
 
     def close(self) -> None:
-        """End the threads and drop the scratch. Arrays that were handed out stay valid."""
+        """End the threads and drop the scratch memory. Allocated arrays stay valid."""
         self.work.close()
 
     def warm_up(self) -> None:
-        """Load every kernel, or compile it."""
+        """Load or compile every kernel."""
         compile_kernels()
 
     def finish(self) -> None:

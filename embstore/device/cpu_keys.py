@@ -1,6 +1,7 @@
-"""Keys on the CPU: a call made unique in one pass, and the index.
+"""Keys on the CPU: a call's keys are made unique in one pass; and the index.
 
-Every answer is known at once: `repeat(it).__next__` returns it, and is no function of Python.
+Every answer is known at once. It is `repeat(it).__next__`, which returns `it` without running a
+Python function.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ from embstore.kernels.unique import unique
 
 _NO_COUNTS = np.empty(0, np.int64)
 _KEY_MOVED_BYTES = 64
-"""Bytes of memory that a key's probe reads: a bucket."""
+"""Bytes of memory that the probe of a key reads: a bucket."""
 
 
 @dataclass
 class CpuBatch(Batch):
-    """A batch; `id_bounds` cut ids into segments as `bounds` cut positions."""
+    """A batch with `id_bounds`, which cut ids into segments as `bounds` cut positions."""
 
     id_bounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
 
@@ -39,9 +40,9 @@ class CpuKeys:
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work
-        # Above everything in the table of `unique`; see embstore.arithmetic.compiled.
+        # Above all entries in the table of `unique`; see embstore.arithmetic.compiled.
         self._unique_base = 1
-        # 0, 1, 2, ...: `distinct` gives its batches parts of it. It is replaced, never written.
+        # 0, 1, 2, ...: batches of `distinct` refer to parts of it. It is replaced, never written.
         self._ids = np.empty(0, np.int32)
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> CpuBatch:
@@ -57,7 +58,7 @@ class CpuKeys:
             id_bounds=np.empty(len(segments) + 1, np.int64),
         )
         base = self._unique_base
-        self._unique_base += count  # first: the table's entries at this base are never seen again
+        self._unique_base += count  # first: this base must not be used again
         batch.found.outside = unique(
             addresses(keys),
             bounds,
@@ -83,7 +84,7 @@ class CpuKeys:
         return CpuBatch(unique_keys=row_keys, inverse=inverse, bounds=bounds, id_bounds=bounds)
 
     def again(self, batch: Batch) -> Batch:
-        return batch  # every call sets its own findings in it
+        return batch  # every call overwrites the results in it
 
     def _first_ids(self, count: int) -> NDArray[np.int32]:
         if count > len(self._ids):

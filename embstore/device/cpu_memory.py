@@ -1,4 +1,4 @@
-"""Memory on the CPU: NumPy arrays. A device's array is the host's, so copies cost nothing.
+"""Memory on the CPU: NumPy arrays. A device's array is a host array, so copies cost nothing.
 
 Slots are arrays over reserved address space: a page takes memory when it is first written, and is
 released when its slots are dropped (`embstore.host.memory`).
@@ -23,15 +23,15 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
 METADATA_BYTES = 8 + 8 + 1
-"""Bytes of a slot without its row: key, score, flag."""
+"""Bytes of a slot without its row: key, score and flag."""
 _SHARED = mmap.PAGESIZE
-"""Slots beyond those that are dropped: pages that they share with slots dropped before are released
-too, and a page has no more slots than bytes."""
+"""The number of slots after the dropped ones that are released with them. The last page of the
+dropped slots may also have slots that were dropped earlier, at most one per byte of the page."""
 
 
 @dataclass
 class CpuSlotMemory:
-    """`SlotMemory` as arrays by slot, which reserve address space for all there may be."""
+    """`SlotMemory` as arrays by slot, with address space reserved for the most slots."""
 
     rows: Rows  # (slots_max, stride)
     keys: Keys  # (slots_max,)
@@ -43,7 +43,7 @@ class CpuMemory:
     """The `DeviceMemory` of the CPU."""
 
     slab_bytes_max = 16 << 20
-    slots_max = sys.maxsize  # address space ends before
+    slots_max = sys.maxsize  # address space is exhausted before
     frees_parts = True
     staging_bytes_max = 4 << 20
 
@@ -54,8 +54,8 @@ class CpuMemory:
         return int(host_facts()["memory_bytes"])
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
-        """Memory is taken page by page, and may be swapped; more than there is would have the
-        system end the process one day."""
+        """Refuse a cache larger than memory and swap. Memory is taken page by page and may be
+        swapped, but the system would at some time end a process that needs more."""
         most = self.cache_bytes_max() + swap_bytes()
         if cache_bytes > most:
             raise CapacityError(
@@ -63,7 +63,7 @@ class CpuMemory:
             )
 
     def secure(self, count: int) -> None:
-        """Reserve nothing: memory of the host does not fail in the middle of a call."""
+        """Reserve nothing: allocating host memory does not fail in the middle of a call."""
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
         return row_bytes + METADATA_BYTES
@@ -94,9 +94,7 @@ class CpuMemory:
         if slots_max > len(memory.keys):
             memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
             memory.scores = lengthened(memory.scores, slot_count, slots_max)
-            memory.keys = lengthened(
-                memory.keys, slot_count, slots_max
-            )  # last: its length is asked
+            memory.keys = lengthened(memory.keys, slot_count, slots_max)  # last: its length is read
 
     def add_slots(self, memory: CpuSlotMemory, low: int, high: int) -> None:
         memory.keys[low:high] = EMPTY_KEY
@@ -154,7 +152,7 @@ class CpuMemory:
         return np.empty((count, width), np.float32)
 
     def adopt(self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False) -> None:
-        """Return None: every array is the host's."""
+        """Return None: every array is on the host."""
 
 
 def _reserved_rows(count: int, stride: int, element: np.dtype[Any]) -> Rows:

@@ -1,7 +1,7 @@
-"""Rows on the CPU: gathered, summed and updated for a call; filled and copied for the cache.
+"""Rows on the CPU: gathered, summed and updated for a call; written and copied for the cache.
 
-Every method that computes runs its kernel over ranges (`cpu_work.py`), and keeps denormals in
-each thread where the kernel does arithmetic.
+Every method that computes runs its kernel over ranges (`cpu_work.py`). Where the kernel does
+arithmetic, each thread keeps denormal numbers (they are not flushed to zero).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,13 +38,13 @@ from embstore.layout import VALUE_BYTES, Layout
 _NO_WEIGHTS = np.empty(0, np.float32)
 _READ_AND_WRITTEN = 2
 _GENERATED = 4
-"""Cost of a row, in passes over its bytes."""
+"""The cost of generating a row, in passes over its bytes."""
 
 
 class CpuRows:
     """The `DeviceRows` of the CPU."""
 
-    look_up_keys_max = 8192  # above, threads pay, too
+    look_up_keys_max = 8192  # above, sharing among threads is faster
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work

@@ -15,7 +15,7 @@ from embstore.kernels import select_victims as victim_kernels
 from embstore.kernels import slots as slot_kernels
 
 _SLOT_READ_BYTES = 16
-"""Bytes of a slot that counting reads: score and key."""
+"""Bytes of a slot that counting scores reads: score and key."""
 
 
 class CpuSlots:
@@ -104,7 +104,7 @@ class CpuSlots:
 
 @dataclass
 class _Candidates:
-    """The scores of the slots that a clock has not touched, as `find_threshold` counts them."""
+    """The scores of slots that a clock has not touched, counted as `find_threshold` requires."""
 
     work: CpuWork
     scores: NDArray[np.int64]

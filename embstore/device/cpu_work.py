@@ -1,8 +1,9 @@
 """Threads and scratch memory of the CPU's kernels: a few threads, and memory that only grows.
 
-A large call is cut into ranges of equal work; each element of a result is computed by one thread in
+A large call is cut into ranges of equal work. Each element of a result is computed by one thread in
 the order that the contract fixes, so the bits do not depend on the threads. Small calls run in the
-calling thread: waking another takes some twenty microseconds. Kernels run without the GIL.
+calling thread, because waking another thread takes some twenty microseconds. Kernels run without
+the GIL.
 """
 
 from itertools import pairwise
@@ -17,19 +18,19 @@ _RANGES_PER_THREAD = 2
 
 
 class CpuWork(Workers):
-    """The threads and the scratch memory of one device. One thread calls at a time."""
+    """The threads and the scratch memory of one device. One thread calls it at a time."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads, _RANGES_PER_THREAD)
         self._scratch: dict[str, NDArray[Any]] = {}
 
     def close(self) -> None:
-        """End the threads and drop the scratch."""
+        """End the threads and drop the scratch memory."""
         super().close()
         self._scratch.clear()
 
     def ranges_of(self, bounds: NDArray[np.int64], item_bytes: int) -> list[Range]:
-        """Cut the intervals between `bounds` into ranges of nearly equal length in all."""
+        """Group the intervals between `bounds` into ranges of nearly equal total length."""
         cuts = self.ranges(int(bounds[-1]), item_bytes)
         if len(cuts) == 1:
             return [(0, len(bounds) - 1)]
@@ -38,9 +39,9 @@ class CpuWork(Workers):
         return list(pairwise(ends))
 
     def take(self, name: str, count: int, dtype: Any, zeroed: bool = False) -> NDArray[Any]:
-        """Return (count,) scratch of that name, new where the last was too short.
+        """Return (count,) scratch memory with this name, a new array if the last was too short.
 
-        zeroed : a new array is zeros; an old one has its last content
+        zeroed : a new array is zeros; an old array has its last content
         """
         array = self._scratch.get(name)
         if array is None or len(array) < count:

@@ -1,22 +1,22 @@
-"""The Runtime protocol on a CUDA device, by way of CuPy. Nothing else imports CuPy.
+"""The Runtime protocol on a CUDA device, implemented with CuPy. No other module here imports CuPy.
 
 CuPy from 14.2 to below 15 works, for CUDA 12 and 13. It is used as a thin interface to the driver:
-plain allocations (no pool), three streams of our own that do not wait for the default
-stream, events without timing, and kernels compiled from the text of `embstore/kernels`.
+plain allocations (no pool), three streams of our own that do not wait for the default stream,
+events without timing, and kernels compiled from the text of `embstore/kernels`.
 
-**Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to all options;
-NVRTC takes the last one, so denormals would be flushed, against the contract (cupy issue 9576).
-Therefore NVRTC is called with our options by a function that adds none. All kernels compile in one
-or two seconds, once a process: a cache of our own would not be worth its files.
+**Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to all options.
+NVRTC takes the last option, so denormals would be flushed, against the contract (cupy issue 9576).
+Therefore NVRTC is called with our options through a function that adds none. All kernels compile in
+one or two seconds, once per process; that is too little to justify a cache of our own.
 
-**Counts and sorts** are ours (`tiles.cuh`, `group.cu`): CuPy's allocate from its pool, which a
-caller may share, or end by waiting for the stream.
+**Counts and sorts** are kernels of our own (`tiles.cuh`, `group.cu`). CuPy's versions allocate from
+its pool, which a caller may share, or end by waiting for the stream.
 
-**Devices and threads.** The current device belongs to a thread, and the thread to the caller, who
-may be using another device: every call sets ours and restores the previous one, and sets nothing
-where ours is current.
+**Devices and threads.** The current device is a property of the thread, and the thread belongs to
+the caller, who may be using another device. Therefore every call sets our device and restores the
+previous one; nothing is set if our device is current.
 
-Freeing device or pinned memory waits for the device; so memory may be freed while queued work still
+Freeing device or pinned memory waits for the device. So memory may be freed while queued work still
 uses it, and should not be freed in the middle of a call.
 """
 
@@ -48,16 +48,15 @@ from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: neither harms the device."""
 _CAPTURED = range(900, 909)
-"""cudaErrorStreamCapture...: somebody's graph is being captured; it may be lost, the device is not.
-"""
+"""cudaErrorStreamCapture...: a caller captures a graph, which may be lost; the device is not."""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _NOT_EXPORTED = (1, 2, 205, 801)
 """cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorMapBufferObjectFailed,
-cudaErrorNotSupported: a failed export harms nothing."""
+cudaErrorNotSupported: an export that fails with these does no harm."""
 _SUCCESS, _NOT_READY = 0, 600
 _LEGACY_STREAM = 1
-"""cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
+"""cudaStreamLegacy, the default stream; `__cuda_array_interface__` uses the same number."""
 
 _OUTSIDE = (
     "call the store outside of the capture of a CUDA graph, or capture in another thread, in mode "
@@ -69,7 +68,7 @@ R = TypeVar("R")
 
 
 def device_count() -> int:
-    """Return how many CUDA devices this process sees; 0 where there is no driver."""
+    """Return how many CUDA devices this process sees; 0 if there is no driver."""
     try:
         return int(cuda.getDeviceCount())
     except RuntimeError:
@@ -77,12 +76,12 @@ def device_count() -> int:
 
 
 def open_runtime(ordinal: int) -> "CudaRuntime":
-    """Return the runtime of a device, by its number.
+    """Return the runtime of the device with this number.
 
     Raises
     ------
     InvalidArgumentError : there is no such device.
-    DeviceError : there is, and it does not answer.
+    DeviceError : the device does not answer.
     """
     count = device_count()
     if not 0 <= ordinal < count:
@@ -95,7 +94,7 @@ def open_runtime(ordinal: int) -> "CudaRuntime":
 def _on_device(
     call: Callable[Concatenate["CudaRuntime", P], R],
 ) -> Callable[Concatenate["CudaRuntime", P], R]:
-    """Run a method on the runtime's device; CUDA's errors, and its compiler's, are DeviceErrors."""
+    """Run a method on the runtime's device; errors of CUDA or its compiler become DeviceErrors."""
 
     @wraps(call)
     def called(self: "CudaRuntime", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -172,10 +171,10 @@ class CudaRuntime:
 
     @_on_device
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
-        """Return a caller's array, of any library that has `__cuda_array_interface__`.
+        """Return a caller's array, from any library that has `__cuda_array_interface__`.
 
-        COMPUTE follows the work queued in its stream so far. A version of the interface before 3
-        names no stream: the default stream is followed then.
+        COMPUTE follows the work queued in the array's stream so far. A version of the interface
+        before 3 names no stream; COMPUTE then follows the default stream.
         """
         interface = array.__cuda_array_interface__
         address = device_address(interface, np.dtype(dtype))
@@ -205,7 +204,7 @@ class CudaRuntime:
 
     @_on_device
     def empty(self, count: int, width: int) -> Any:
-        """Return a `cupy.ndarray`, of CuPy's pool."""
+        """Return a `cupy.ndarray`, from CuPy's pool."""
         try:
             return cupy.empty((count, width), np.float32)
         except cupy.cuda.memory.OutOfMemoryError as exc:
@@ -220,7 +219,7 @@ class CudaRuntime:
         self._compute.wait_event(mark)
 
     def _check_capture(self, stream: int | None) -> None:
-        """Refuse work of a stream that is being captured, or that has drawn COMPUTE into it."""
+        """Refuse work of a stream that is being captured, or whose capture includes COMPUTE."""
         if any(cuda.streamIsCapturing(s) for s in (stream, self.compute_stream) if s is not None):
             raise InvalidArgumentError(
                 "expected an array whose stream executes its work, found one that is being "
@@ -241,8 +240,9 @@ class CudaRuntime:
     @_on_device
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
         run = self._functions.get(kernel) or self._function(kernel)
-        # A NumPy scalar is passed by value, in its own size. Addresses could be scalars as well;
-        # as CIntptr they need no conversion, which costs more than half a microsecond each.
+        # A NumPy scalar is passed by value, in its own size. Addresses could be passed as scalars
+        # as well. As CIntptr they need no conversion, which costs more than half a microsecond per
+        # address.
         passed = [
             function.CIntptr(argument.address) if isinstance(argument, DeviceArray) else argument
             for argument in arguments
@@ -258,9 +258,10 @@ class CudaRuntime:
         cuda.memcpyAsync(
             target.address, source.ctypes.data, source.nbytes, cuda.memcpyHostToDevice, queue.ptr
         )
-        # From pageable memory the copy "might be synchronous", which older manuals promised up to
-        # the staging (CUDA Runtime API, "API synchronization behavior"); and a caller's own pinned
-        # memory looks like ours. That the source is free again takes a wait.
+        # The copy from pageable memory "might be synchronous"; older manuals promised that it is,
+        # as far as the driver's staging (CUDA Runtime API, "API synchronization behavior"). And
+        # pinned memory of a caller looks like ours. So only a wait ensures that the source is free
+        # again.
         if not _is_pinned(source):
             queue.synchronize()
 
@@ -375,7 +376,7 @@ class CudaRuntime:
 
     @_on_device
     def close(self) -> None:
-        """Wait for all work, unless the device is lost, and drop kernels."""
+        """Wait for all work, unless the device is lost, and drop the kernels."""
         if not self.is_lost:
             for stream in self._streams.values():
                 stream.synchronize()
@@ -383,9 +384,9 @@ class CudaRuntime:
 
 
 class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no types
-    """Pinned memory that is not of CuPy's pool, which allocates twice the bytes and keeps them.
+    """Pinned memory outside CuPy's pool, which allocates twice the bytes and keeps them.
 
-    The flag is CuPy's own: pinned for every device and thread of the process.
+    The flag is the one that CuPy uses: pinned for every device and thread of the process.
     """
 
     def __init__(self, byte_count: int) -> None:
@@ -404,8 +405,8 @@ def _is_pinned(array: NDArray[Any]) -> bool:
 
 @cache
 def _compiled(verb: str, ordinal: int) -> bytes:
-    """Return a verb's binary for a device, which is the current one."""
-    # Without an architecture CuPy takes the device's, or the last one that NVRTC knows.
+    """Return a verb's binary for a device, which must be the current one."""
+    # Without an architecture CuPy uses the device's, or the newest one that NVRTC knows.
     binary, _ = compiler.compile_using_nvrtc(source(verb), OPTIONS, filename=f"{verb}.cu")
     return bytes(binary)
 

@@ -1,4 +1,4 @@
-"""The facts of a device; each kind of device knows some of them (`Device.facts`)."""
+"""The facts about a device; each kind of device provides some of them (`Device.facts`)."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
 """A GPU: the launches, and their arguments, of each method of the Device protocol.
 
-The kernels are the `.cu` files of `embstore/kernels`; each states its formula, and the modules here
-are about the order of work and where its arrays are. Work is queued in the runtime (`runtime.py`);
-the host waits where the protocol says that a result is known, once a call when nothing is missing.
+The kernels are the `.cu` files of `embstore/kernels`, and each states its formula. The modules here
+define the order of work, and where its arrays are. Work is queued in the runtime (`runtime.py`).
+The host waits where the protocol states that a result is known: once per call if no row is missing.
 
     a lookup     unique, probe, gather, touch: these do nothing where a key is missing ... one wait
     an update    (unique, probe,) sum_by_key ... one wait ... touch, apply
@@ -16,7 +16,7 @@ the host waits where the protocol says that a result is known, once a call when 
     gpu_slots    contents of slots, victims
     gpu_levels   rows that go down to level two and come up
 
-Several tables of a pool cost one launch of each kernel, not one each.
+A call over several tables of a pool launches each kernel once, not once per table.
 """
 
 from copy import copy
@@ -41,7 +41,8 @@ class GpuDevice:
     Parameters
     ----------
     runtime : the GPU
-    threads : that fill and empty pinned buffers, the caller included; None: one a core, at most 8
+    threads : number of threads that fill and empty pinned buffers, the caller's included; None: one
+        per core, at most 8
     """
 
     is_queued = True
@@ -65,7 +66,7 @@ class GpuDevice:
         return self.runtime.is_lost
 
     def finish(self) -> None:
-        """Wait for all that is queued."""
+        """Wait for all queued work."""
         self.work.wait()
 
     def facts(self) -> dict[str, Any]:
@@ -73,10 +74,10 @@ class GpuDevice:
         return self.runtime.facts() | {"scratch_bytes": self.work.scratch.allocated_bytes}
 
     def warm_up(self) -> None:
-        """Compile every kernel, also of the host, which reads and writes rows of storage."""
+        """Compile every kernel, including the host kernels that read and write rows of storage."""
         self.runtime.compile(VERBS)
         compile_kernels()
 
     def close(self) -> None:
-        """End the threads, and wait for all work. Arrays that were handed out stay valid."""
+        """End the threads, and wait for all work. Allocated arrays stay valid."""
         self.work.close()

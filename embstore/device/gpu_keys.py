@@ -1,10 +1,11 @@
-"""Keys on a GPU: a call made unique and looked up in the index; the index itself.
+"""Keys on a GPU: a call's keys made unique and looked up in the index; the index itself.
 
-Only calls that need each key once, or by its first occurrence, make keys unique: lookups and
-updates that miss, calls larger than the cache, pooled lookups, `put_rows` and `read_rows`, several
-ranks, sums that are refused. `unique` is three kernels (`unique.cu`), `group` works with slots
-instead (`gpu_positions.py`); the host learns how many unique keys there are when the batch is
-synchronized. Keys to insert or erase come from the host, which has read or evicted their rows.
+Keys are made unique only in calls that need each key once, or in order of first occurrence: lookups
+and updates that miss, calls larger than the cache, pooled lookups, `put_rows` and `read_rows`,
+updates of several ranks, and updates whose sums are refused. `unique` is three kernels
+(`unique.cu`). `group` works with slots instead (`gpu_positions.py`). The host learns the number of
+unique keys when the batch is synchronized. Keys to insert or erase come from the host, which has
+read or evicted their rows.
 """
 
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ class GpuKeys:
         for batch, answer in waiting:
             tell_batch(batch, answer)
             if batch.answer is None or batch.found.missing or batch.found.outside >= 0:
-                staging.end_small(answer, 0, [])  # nothing comes behind the findings
+                staging.end_small(answer, 0, [])  # no outputs follow the findings
             batch.answer = None
 
     def find(self, index: IndexArrays, keys: DeviceArray, slots: DeviceArray) -> int:
@@ -211,7 +212,8 @@ class GpuKeys:
         if slot_count == 0:
             return True
         findings, rest_count = self._work.send_numbers(NOTHING_FOUND, [0])
-        # One key in 2,400 finds no place at once (insert.cu); far more mean a larger index.
+        # One key in 2,400 is not placed at once (insert.cu); if far more are not, build a larger
+        # index.
         room = max(1024, slot_count // 64)
         rest = self._work.scratch.take(room, np.int64)
         into, left = (*parameters_of(index), *memory.rows.arguments), (rest, rest_count)

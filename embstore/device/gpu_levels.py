@@ -1,8 +1,8 @@
 """Rows that change levels of the cache: the launches that find and exchange them.
 
-The device finds the number of missing keys, the number that neither level has, and the rows that
-leave for them, by one kernel after the other. This can be queued before the host knows that any are
-missing, and the host waits for all of it once (`exchange.cu`).
+The device finds the number of missing keys, the number of keys that are in neither level, and the
+rows that leave for them, by one kernel after the other. These kernels can be queued before the host
+knows whether any key is missing, and the host waits for all of them once (`exchange.cu`).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from embstore.device.slabs import Slabs
 from embstore.device.values import Answer, Batch, IndexArrays, Missing, TableParameters
 
 _MISSING, _ABSENT, _DIRTY, _DIRTY_VICTIMS, _TABLES = range(5)
-"""Numbers that are waited for."""
+"""Positions of the numbers that the host waits for."""
 
 
 @dataclass(frozen=True)
@@ -113,5 +113,5 @@ class GpuLevels:
             np.int64(n), np.int64(first_up), np.int64(first_down), np.int64(score),
             np.int64(below_score), left_keys,
         )  # fmt: skip
-        self.work.runtime.submit()  # later work, reads of files too, goes on meanwhile
+        self.work.runtime.submit()  # later work, file reads too, runs meanwhile
         return left_keys

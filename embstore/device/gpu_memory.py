@@ -1,6 +1,6 @@
-"""Memory of a GPU: slots and the index are allocated for long, calls take scratch memory.
+"""Memory of a GPU: slots and the index are long-lived allocations, calls take scratch memory.
 
-A call needs some 100 bytes a key, and its rows, gradients and sums (`scratch.py`).
+A call needs some 100 bytes per key, and memory for its rows, gradients and sums (`scratch.py`).
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
 RESERVE_BYTES = 2 << 30
-"""Memory outside the cache: a lookup and an update of a million keys and rows of 128 fp32 on the
+"""Memory outside the cache. A lookup and an update of a million keys with rows of 128 fp32 on the
 host take three quarters of it."""
 
 
@@ -37,7 +37,7 @@ class GpuMemory:
     slab_bytes_max = 128 << 20
     slots_max = (1 << 31) - 1  # kernels count them in int32
     frees_parts = False
-    staging_bytes_max = 16 << 20  # a read of so much takes each of 16 threads half a millisecond
+    staging_bytes_max = 16 << 20  # 16 threads read it in half a millisecond each
     _slabs: type[Slabs] = Slabs
 
     def __init__(self, work: GpuWork) -> None:
@@ -139,7 +139,7 @@ class GpuMemory:
     ) -> DeviceArray | None:
         try:
             interface = getattr(array, "__cuda_array_interface__", None)
-        except Exception as exc:  # of its library, as PyTorch's for tensors with gradients
+        except Exception as exc:  # raised by its library, as by PyTorch for tensors with gradients
             raise InvalidArgumentError(f"expected an array that may be read: {exc}") from exc
         if interface is None:
             return None
@@ -162,10 +162,10 @@ class GpuMemory:
         return self._work.runtime.adopt(array, dtype)
 
     def _have_waited_for(self, array: Any) -> None:
-        """Have COMPUTE follow the stream that an array's library uses now, in this thread.
+        """Have COMPUTE follow the stream that the array's library now uses in this thread.
 
-        Only DLPack names the stream for which a library orders its work: PyTorch's
-        `__cuda_array_interface__` names none, and its tensors may be a side stream's.
+        Only DLPack names the stream in which a library orders its work. PyTorch's
+        `__cuda_array_interface__` names none, and its tensors may be used in a side stream.
         """
         try:
             array.__dlpack__(stream=self._work.runtime.compute_stream)
@@ -176,9 +176,9 @@ class GpuMemory:
 
 
 class PinnedMemory(GpuMemory):
-    """The `DeviceMemory` of level two: rows in pinned memory of the host, all else as `GpuMemory`.
+    """The `DeviceMemory` of level two: rows in pinned host memory, all other memory as `GpuMemory`.
 
-    Bytes that it counts are the host's; those on the GPU count in the budget of level one.
+    It counts bytes of the host only. Its bytes on the GPU count in the budget of level one.
     """
 
     staging_bytes_max = 0

@@ -1,8 +1,8 @@
-"""The positions of a call on a GPU: the slot of each, and which of them have the same key.
+"""The positions of a call on a GPU: the slot of each, and which positions have the same key.
 
-Positions are grouped by the **id** of their key where the call was made unique (gpu_keys.py). An
-update whose rows are all in the cache has them grouped by **slot** instead: two keys never share
-one, so nothing has to be hashed.
+If the call's keys were made unique (gpu_keys.py), positions are grouped by the **id** of their key.
+In an update whose rows are all in the cache, positions are grouped by **slot** instead: two keys
+never share a slot, so no key has to be hashed.
 """
 
 from collections.abc import Sequence
@@ -17,34 +17,34 @@ from embstore.device.slabs import Slabs
 from embstore.device.values import Batch, IndexArrays
 
 _DIGIT_BITS = 8
-"""Bits of a pass of the sort; `radix_sort.cuh` has the same."""
+"""Bits that one pass of the sort takes; `radix_sort.cuh` has the same."""
 _LARGE = 1 << 18
-"""Values that `group_large` sorts, in tiles twice as large."""
+"""The number of values from which `group_large` sorts, in tiles twice as large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
 """Table id, rows and keys of each table of a call."""
 
 
 class Named(NamedTuple):
-    """The keys of a call in the device's memory, by table."""
+    """The keys of a call in the device's memory, table after table."""
 
     tables: list[tuple[int, int]]
-    """Table id and count of keys."""
+    """The table id and the number of keys of each table."""
 
     keys: DeviceArray  # (n,) int64, table after table
     bounds: DeviceArray  # (tables + 1,) int64
     prefixes: DeviceArray  # (tables,) int64, table id << KEY_BITS
     row_counts: DeviceArray  # (tables,) int64
     findings: DeviceArray
-    """Fresh ones."""
+    """New findings, with nothing found yet."""
     more: list[DeviceArray]
-    """Other numbers that were sent with these."""
+    """The other numbers that were sent with the keys."""
     owns_keys: bool
-    """Whether the keys stay unchanged; a caller's may not."""
+    """Whether the keys cannot change; a caller may change its own."""
 
 
 def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
-    """Send the keys of a call, whose they are, and more numbers."""
+    """Send the keys of a call, the bounds and the ids of their tables, and more numbers."""
     bounds, prefixes, rows, tables = [0], [], [], []
     for table_id, row_count, keys in segments:
         count = len(keys)
@@ -61,7 +61,7 @@ def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
 
 
 def owned(work: GpuWork, call: Named) -> Named:
-    """Return a call whose keys stay unchanged: a copy of a caller's keys."""
+    """Return a call whose keys cannot change: keys of the caller are copied."""
     if call.owns_keys:
         return call
     keys = work.scratch.take(len(call.keys), np.int64)
@@ -86,7 +86,7 @@ def locate(
 
 
 def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
-    """Queue the grouping of the positions of a batch by their ids."""
+    """Queue the grouping of the positions of a batch by id."""
     ids = batch.inverse
     starts = work.scratch.take(len(ids) + 1, np.int64)
     sorted_ids, positions = _group(
@@ -98,10 +98,11 @@ def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
 def by_slot(
     work: GpuWork, memory: Slabs, slots: DeviceArray, slot_count: int, findings: DeviceArray
 ) -> tuple[Groups, DeviceArray, DeviceArray]:
-    """Queue the grouping of positions by their slots, of `slot_count` slots.
+    """Queue the grouping of positions by slot, with slots below `slot_count`.
 
-    Returns the groups, and of each, which is an id, the row key and the slot, (n,) int64, of which
-    findings[UNIQUE_COUNT] are written. A position without a slot is a group of its own.
+    Return the groups and, for each group, the row key and the slot, both (n,) int64. The number of
+    a group is an id. The first findings[UNIQUE_COUNT] elements are written. A position without a
+    slot is a group of its own.
     """
     n, scratch = len(slots), work.scratch
     ids = scratch.take(n, np.int32)
@@ -116,9 +117,9 @@ def by_slot(
 def _group(
     work: GpuWork, slabs: Sequence[Argument], values: DeviceArray, limit: int, *groups: Argument
 ) -> tuple[DeviceArray, DeviceArray]:
-    """Queue `group` of int32 values below a limit; return them sorted, and the position of each.
+    """Queue `group` of int32 values below `limit`; return them sorted, and the position of each.
 
-    Others are sorted by as many of their digits.
+    Values of `limit` or more are sorted by the same number of low digits.
     """
     n, scratch = len(values), work.scratch
     kernel, tile = ("group", TILE) if n < _LARGE else ("group_large", 2 * TILE)

@@ -1,8 +1,8 @@
-"""Rows on a GPU: gathered and updated for a call; sent up and down for the cache.
+"""Rows on a GPU: gathered and updated for a call; copied up and down for the cache.
 
-Missing rows go through a ring of pinned buffers, each with its twin on the device: while one is
-scattered the next is copied, and storage reads into a third. Victims go the other way in larger
-pieces, the next of which is copied while storage packs and writes one.
+Missing rows pass through a ring of pinned buffers, each with its twin on the device. While one
+buffer is scattered, the next is copied, and storage reads into a third. Victims are copied down in
+larger pieces: while storage packs and writes one piece, the next is copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ from embstore.device.values import (
 from embstore.layout import Layout
 
 _VICTIM_BYTES = 16 << 20
-"""Bytes of rows logged at once: storage packs and writes smaller pieces at the same time."""
+"""Bytes of rows that are logged at once: storage packs and writes smaller pieces concurrently."""
 
 _Launch = tuple[Any, ...]
 
@@ -55,7 +55,7 @@ class GpuRows:
     def __init__(self, work: GpuWork) -> None:
         self._work = work
 
-    # Of a call
+    # Rows of a call
 
     def gather(
         self,
@@ -97,7 +97,7 @@ class GpuRows:
         work.wait()
         found = unpack_from(FINDINGS_FORMAT, answer.memory.data)
         if found[MISSING]:
-            work.staging.end_small(answer, 0, [])  # nothing comes behind the findings
+            work.staging.end_small(answer, 0, [])  # no outputs follow the findings
             return -1
         memory.located = Located(moves, call.tables, call.keys, slots)
         outputs.end(answer)
@@ -114,7 +114,7 @@ class GpuRows:
         addresses: DeviceArray,
         findings: Argument,
     ) -> None:
-        """Queue the gather of the rows of ids in these slots; NULL: ids are slots."""
+        """Queue the gather of the rows of ids, whose slots are given; with NULL, ids are slots."""
         n = len(ids)
         self._work.launch(
             "gather", n * LANES, *rows.arguments, slots, ids, bounds, addresses,
@@ -191,11 +191,11 @@ class GpuRows:
         gates = [own.findings.address for own in sums]
         updates = [self._update(part, own, gates) for part, own in zip(named, sums, strict=True)]
         answers = [staging.begin_small(own.findings.view(np.uint8)) for own in sums]
-        mark = work.runtime.mark(COMPUTE)  # sent arrays go before it
+        mark = work.runtime.mark(COMPUTE)  # after all arrays that were sent
         for update in updates:
             work.launch(*update)
         if any(_is_callers(own.rows) for part in named for own in part.gradients):
-            mark = work.runtime.mark(COMPUTE)  # the caller may change them when the call is done
+            mark = work.runtime.mark(COMPUTE)  # the caller may change them once the call returns
         work.runtime.submit()
 
         def answer() -> bool:
@@ -210,7 +210,7 @@ class GpuRows:
         return answer
 
     def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
-        """Return the launch that applies the sums, unless a gate is closed."""
+        """Return the launch that applies the sums, unless a gate (a part's findings) is closed."""
         (call,) = self._work.send_numbers([
             part.clock, part.counting, summed.findings.address, summed.starts.address,
             summed.positions.address, summed.of_segments.address, summed.segments,
@@ -249,7 +249,8 @@ class GpuRows:
         parameters: TableParameters,
         call: Argument,
     ) -> _Launch:
-        """Return the launch of an optimizer over n rows, or as many as are found, by a Call."""
+        """Return the launch of an optimizer over n rows; with a `call`, over those that are
+        found."""
         d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
         return (
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys,
@@ -274,7 +275,7 @@ class GpuRows:
             self._scatter_piece(buffer, len(part), rows, slots[low : low + step])
 
     def _scatter_piece(self, buffer: Buffer, count: int, rows: SlabRows, slots: Slots) -> None:
-        """Queue the copy of a buffer of rows, and the kernel that scatters them after it."""
+        """Queue the copy of a buffer of rows, and then the kernel that scatters them."""
         d_source = self._work.staging.send_rows(buffer, count * rows.layout.row_bytes).view(
             rows.layout.element
         )
@@ -341,7 +342,7 @@ class GpuRows:
         self._gather_rows(rows, self._work.upload(slots), d_rows)
         self._work.runtime.follow(DOWN, self._work.runtime.mark(COMPUTE))
         buffer = self._work.staging.begin_download(d_rows)
-        self._work.runtime.follow(COMPUTE, buffer.mark)  # its memory is used again
+        self._work.runtime.follow(COMPUTE, buffer.mark)  # d_rows will be used again
         return buffer
 
 

@@ -15,9 +15,11 @@ from embstore.kernels.select_victims import BINS, DONE, HIGHEST, STATE, VICTIMS
 from embstore.score import PIN_ONE
 
 _RANGE_SLOTS, _RANGES = 4096, 1024
-"""Slots that a block counts, or collects victims of; of more ranges than this they are larger."""
+"""The number of slots in which a block counts or collects victims, and the most ranges of this
+size; in larger caches ranges are larger."""
 _ROUNDS = 3
-"""In which a threshold is found, but of scores that are very far apart: then in as many again."""
+"""Rounds after which a threshold is usually found. If scores are very far apart, more such rounds
+follow."""
 _SLOTS_READ_MAX = 1 << 20
 
 
@@ -93,11 +95,11 @@ class GpuSlots:
         *,
         with_rows: bool = False,
     ) -> Answer[SlotContents]:
-        """Return the contents of n slots: the given ones, or the ones from `first` on."""
+        """Return the contents of n slots: the given slots, or the slots from `first` on."""
         layout, of_rows = memory.rows.layout, n if with_rows else 0
         rows = np.empty((of_rows, layout.stride), layout.element)
         keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
-        outs = [rows, keys, scores, dirty]  # rows first: they begin at 16
+        outs = [rows, keys, scores, dirty]  # rows first: they need 16-byte alignment
         together = self._work.scratch.take(sum(out.nbytes for out in outs), np.uint8)
         bounds = np.cumsum([0, *(out.nbytes for out in outs)]).tolist()
         parts = [together[low:high] for low, high in pairwise(bounds)]
@@ -184,7 +186,7 @@ class GpuSlots:
 
         def answer() -> Selected:
             asked, here = looked
-            while False in [search.is_done() for search in searches]:  # each is asked
+            while False in [search.is_done() for search in searches]:  # is_done is called for each
                 asked, here = look()
             both = [ask() for ask in asked]
             (slots, scores), named = (np.split(both[0], 2), both[-1][: searches[-1].found])
@@ -198,16 +200,16 @@ class GpuSlots:
 
 
 class Search:
-    """The slots of lowest score, looked for on the device (`select_victims.cu`).
+    """A search for the slots of lowest score on the device (`select_victims.cu`).
 
-    Until it is done the victims are slots that there are, but none of the lowest. A kernel that is
-    launched before may lower their number in `state`.
+    Until it is done the victims are slots that exist, but not those of lowest score. A kernel that
+    is launched before the search can lower the number of victims in `state`.
     """
 
     def __init__(
         self, work: GpuWork, memory: Slabs, slot_count: int, clock: int, count: int
     ) -> None:
-        # A block adds up the counts of all ranges before its own.
+        # Each block adds up the counts of all earlier ranges, so the number of ranges is bounded.
         self._range_slots = _RANGE_SLOTS * max(1, slot_count // (_RANGE_SLOTS * _RANGES))
         ranges = -(-slot_count // self._range_slots)
         self._work, self._slot_count, self._ranges = work, slot_count, ranges
@@ -216,7 +218,7 @@ class Search:
         self._bins = work.scratch.take(BINS, np.int64)
         self._counts = work.scratch.take(2 * ranges, np.int32)
         self.both = work.scratch.take(2 * count, np.int64)
-        """The victims, and their scores."""
+        """The slots of the victims, followed by their scores."""
         self.victims, self._scores = self.both[:count], self.both[count:]
         named = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), self.state)
         self._candidates: tuple[Argument, ...] = named
@@ -224,7 +226,7 @@ class Search:
         work.runtime.fill(self.victims, 0)
 
     def look(self) -> None:
-        """Queue some rounds, and the copy of their findings."""
+        """Queue some rounds of the search, and the copy of their results."""
         work, in_ranges = self._work, (*self._candidates, np.int64(self._range_slots))
         for _ in range(_ROUNDS):
             work.launch("score_range", self._slot_count, *self._candidates)
@@ -237,7 +239,7 @@ class Search:
         self._asked = work.ask(self.state)
 
     def is_done(self) -> bool:
-        """Wait, and return whether the victims are found; once for each look."""
+        """Wait, and return whether the victims are found. Call it once after each `look`."""
         state = self._asked()
         self.found, self.highest = int(state[VICTIMS]), int(state[HIGHEST])
         return int(state[STATE]) == DONE

@@ -1,9 +1,9 @@
 """Sums of gradients by key on a GPU.
 
-Sums are checked to be finite in the pass that makes them, and applied by another. A kernel that did
-both would save writing and reading the sums, a third of the gradients' bytes where each key occurs
-three times; but it would have to read all gradients once more before, to know that nothing will be
-refused when the first row changes, which is three times as much.
+Sums are checked to be finite in the pass that computes them, and applied by another pass. A kernel
+that did both would save writing and reading the sums, a third of the gradients' bytes where each
+key occurs three times. But an update must be known to be valid before the first row changes, so
+this kernel would first have to read all gradients an additional time, three times as many bytes.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from embstore.kernels.sum_by_key import form_of
 from embstore.layout import VALUE
 
 COMBINED_COLUMNS = 8
-"""Columns of a warp of `combine`; `sum_by_key.cu` has the same."""
+"""Columns that a warp of `combine` sums; `sum_by_key.cu` has the same."""
 
 
 class Summed(NamedTuple):
-    """The sources of sums."""
+    """The arrays from which the sums of a batch are computed."""
 
     findings: DeviceArray
     starts: DeviceArray
@@ -33,7 +33,7 @@ class Summed(NamedTuple):
     of_segments: DeviceArray
     segments: int
     placed: list[list[DeviceArray | None]]
-    """The gradients, which stay where they are as long as this is referred to."""
+    """The gradients. Their memory is not freed as long as there is a reference to this object."""
 
 
 def summed(
@@ -46,7 +46,7 @@ def summed(
     *,
     keeps_all: bool,
 ) -> Summed:
-    """Queue the sums of a batch, which has positions."""
+    """Queue the sums of a batch, which has at least one position."""
     findings, n = findings_of(batch), batch.position_count
     assert isinstance(batch, GpuBatch) and findings is not None
     ids: Argument = NULL
@@ -72,7 +72,8 @@ def summed(
     )
     of_ids = (ids, np.int64(n))
     of_sums = (np.int32(dim), np.int32(keeps_all), findings)
-    # A stretch of positions a group: they differ in length, and blocks that wait even it out.
+    # Each group gets a stretch of positions. Stretches differ in work, and blocks that wait for a
+    # free multiprocessor even this out.
     work.runtime.launch(
         "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
         np.int32(len(gradients)), scale, sums, more, *of_sums,
@@ -86,7 +87,7 @@ def summed(
 def _all_resident(
     work: GpuWork, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
 ) -> list[DeviceArray | None]:
-    """Return the segments' arrays in the device's memory; the host's are sent together."""
+    """Return the segments' arrays in the device's memory; host arrays are sent together."""
     on_host = [array for array in arrays if isinstance(array, np.ndarray)]
     if not on_host:
         return [*arrays]

@@ -1,13 +1,14 @@
 """The parts of a GPU's work: launches, copies of arrays, and scratch memory.
 
 Kernels launched before a batch is synchronized read the number of unique keys from the device's
-memory. Their results for the host are one row of eight int64 for each call, its **findings**
+memory. Their results for the host are one row of eight int64 per call, the call's **findings**
 (`findings.cuh`).
 
-Small arrays of a call are copied together, large ones piece by piece while COMPUTE works
-(`staging.py`). Work is recorded, and given to the runtime when the host waits (`recorder.py`).
+Small arrays of a call are copied together. Large arrays are copied piece by piece while COMPUTE
+works (`staging.py`). Work is recorded, and submitted to the runtime when the host waits
+(`recorder.py`).
 
-Grids: see `Recorder.launch_over`.
+`Recorder.launch_over` defines the size of grids.
 """
 
 import os
@@ -32,9 +33,9 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import VALUE, VALUE_BYTES
 
 LANES = 32
-"""Lanes that own a row, at most."""
+"""The most lanes (threads of a warp) that process one row together."""
 NONE = (1 << 63) - 1
-"""The value of a finding that is a minimum, where there is none."""
+"""The value of a finding that is a minimum, if nothing was found."""
 UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
@@ -42,10 +43,10 @@ FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 _KEPT_MAX = 16
 TILE = 8 * BLOCK_THREADS
-"""Items of a ticket (`tiles.cuh`)."""
+"""The number of items of a tile; blocks draw tiles one after the other (`tiles.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
-"""Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
-call in any case."""
+"""Scratch bytes for each slot whose row changes (keys, slots and places, in blocks of `Scratch`),
+and for a call in any case."""
 
 
 class Groups(NamedTuple):
@@ -53,28 +54,27 @@ class Groups(NamedTuple):
 
     starts: DeviceArray  # (n + 1,) int64, of which ids + 1 are written
     positions: DeviceArray  # (n,) int32
-    ids: DeviceArray  # (n,) int32, of these positions
+    ids: DeviceArray  # (n,) int32, the ids of these positions
 
 
 @dataclass
 class GpuBatch(Batch):
-    """A batch, and where its kernels write their findings; None where it has no key."""
+    """A batch, and the memory for its kernels' findings; None if the batch has no key."""
 
     findings: DeviceArray | None = field(default=None)
     groups: Groups | None = None
-    """The groups of its positions, if these were grouped by slot: then `inverse` has their
-    slots."""
+    """The groups of its positions, if grouped by slot; in this case `inverse` has their slots."""
     answer: Buffer | None = None
-    """Where findings come to the host, before outputs that are under way."""
+    """The host buffer for the findings, which precede outputs that are being copied."""
 
 
 class GpuWork:
-    """A runtime, with scratch memory and staging. One thread at a time.
+    """A runtime, with scratch memory and staging. One thread calls it at a time.
 
     Parameters
     ----------
-    threads : threads that fill and empty pinned buffers, the caller included; None: one a core, at
-        most 8
+    threads : number of threads that fill and empty pinned buffers, the caller's included; None: one
+        per core, at most 8
     """
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
@@ -89,7 +89,7 @@ class GpuWork:
         self._kept: dict[tuple[tuple[int, ...], ...], list[DeviceArray]] = {}
 
     def close(self) -> None:
-        """End the threads, wait for all work unless the device is lost, and free the scratch."""
+        """End the threads, wait for all work unless the device is lost, and free scratch memory."""
         self._workers.close()
         if not self.runtime.is_lost:
             self.wait()
@@ -101,8 +101,8 @@ class GpuWork:
         self.runtime.close()
 
     def launch_in_tiles(self, kernel: str, n: int, *arguments: Argument) -> None:
-        """Run a kernel over n items whose blocks draw tiles; the tiles' counters are its last
-        parameter."""
+        """Run a kernel over n items whose blocks draw tiles. The counters of tiles are added as its
+        last parameter."""
         tiles = -(-n // TILE)
         self.launch(kernel, tiles * BLOCK_THREADS, *arguments, self.zeros(1 + tiles, np.uint64))
 
@@ -111,12 +111,12 @@ class GpuWork:
         self.wait_for(self.runtime.mark(COMPUTE))
 
     def wait_for(self, mark: Any) -> None:
-        """Wait for a mark of COMPUTE, behind all work requested so far."""
+        """Wait for a mark of COMPUTE that was set after all work requested so far."""
         self.runtime.wait(mark)
         self._waits += 1
 
     def send(self, *arrays: NDArray[Any]) -> list[DeviceArray]:
-        """Copy host arrays to the device, and return them there."""
+        """Copy host arrays to the device, and return the device arrays."""
         sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
         if sum(sizes) >= LARGE_BYTES:
             return [self.join([array], array.dtype, _width(array)) for array in arrays]
@@ -131,7 +131,7 @@ class GpuWork:
         return sent
 
     def send_numbers(self, *columns: Sequence[int]) -> list[DeviceArray]:
-        """Copy lists of integers to the device, as int64, and return them there."""
+        """Copy lists of integers to the device as int64, and return the device arrays."""
         numbers = [*chain.from_iterable(columns)]
         if 8 * len(numbers) >= LARGE_BYTES:
             return self.send(*[np.array(column, np.int64) for column in columns])
@@ -144,8 +144,8 @@ class GpuWork:
         return sent
 
     def kept_numbers(self, *columns: tuple[int, ...]) -> list[DeviceArray]:
-        """As `send_numbers`, for numbers that stay unchanged there: numbers sent lately, as by the
-        last call of a loop, are not sent again."""
+        """Do as `send_numbers` for numbers that are never changed on the device. Numbers that were
+        sent recently, for example by the last call of a loop, are not sent again."""
         kept = self._kept.get(columns)
         if kept is None:
             if len(self._kept) == _KEPT_MAX:
@@ -154,7 +154,7 @@ class GpuWork:
         return kept
 
     def zeros(self, count: int, dtype: DTypeLike) -> DeviceArray:
-        """Return zeros on the device; few are sent with the call's numbers."""
+        """Return zeros on the device. A few zeros are sent together with the call's numbers."""
         byte_count = count * np.dtype(dtype).itemsize
         if byte_count >= LARGE_BYTES:
             filled = self.scratch.take(count, dtype)
@@ -165,13 +165,13 @@ class GpuWork:
         return d_memory.view(dtype)
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
-        """Copy a host array to the device, and return it there."""
+        """Copy a host array to the device, and return the device array."""
         return self.send(array)[0]
 
     def join(
         self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int = 1
     ) -> DeviceArray:
-        """Return arrays, one after the other, on the device; one that is there already as it is."""
+        """Return arrays joined on the device; a single array of the device is returned as it is."""
         if len(parts) == 1 and isinstance(parts[0], DeviceArray):
             return parts[0]
         on_host = [np.ascontiguousarray(p) for p in parts if not isinstance(p, DeviceArray)]
@@ -201,7 +201,7 @@ class GpuWork:
         return target
 
     def send_changed(self, name: Any, array: NDArray[Any]) -> DeviceArray:
-        """Return an array on the device, sent if it differs from the last one of this name."""
+        """Return an array on the device; it is sent if it differs from the last with this name."""
         content = array.tobytes()
         sent, d_sent = self._sent.get(name, (b"", None))
         if d_sent is None or sent != content:
@@ -213,27 +213,27 @@ class GpuWork:
         """Return 0, 1, 2, ..., which must not be changed."""
         kept = self._numbers.get(dtype)
         if kept is None or len(kept) < count:
-            kept = self.scratch.take(count + count // 4, dtype)  # of its own: no slice of a pack
+            kept = self.scratch.take(count + count // 4, dtype)  # not a slice of a pack
             self.runtime.copy(self.upload(np.arange(len(kept), dtype=dtype)), kept)
             self._numbers[dtype] = kept
         return kept[:count]
 
     def resident(self, array: NDArray[Any] | DeviceArray) -> DeviceArray:
-        """Return the array in the device's memory."""
+        """Return the array in the device's memory; a host array is sent."""
         return array if isinstance(array, DeviceArray) else self.upload(array)
 
     def all_resident(self, *arrays: NDArray[Any] | DeviceArray) -> list[DeviceArray]:
-        """Return arrays in the device's memory; the host's are sent together."""
+        """Return arrays in the device's memory; host arrays are sent together."""
         sent = iter(self.send(*[a for a in arrays if not isinstance(a, DeviceArray)]))
         return [a if isinstance(a, DeviceArray) else next(sent) for a in arrays]
 
     def secure(self, count: int) -> None:
-        """Reserve scratch and pinned buffers to change `count` slots."""
+        """Reserve scratch memory and pinned buffers for a change of `count` slots."""
         self.scratch.secure(count * _SECURED_BYTES + _SECURED_BYTES_LEAST)
         self.staging.secure()
 
     def download(self, array: DeviceArray | NDArray[Any]) -> NDArray[Any]:
-        """Return a copy on the host; the array itself where it is there already. Waits."""
+        """Return a copy on the host; a host array is returned as it is. Waits."""
         return array if isinstance(array, np.ndarray) else self.ask(array)()
 
     def ask(self, array: DeviceArray) -> Answer[NDArray[Any]]:
@@ -251,9 +251,10 @@ class GpuWork:
     def ask_together(
         self, arrays: Sequence[DeviceArray], outs: Sequence[NDArray[Any]]
     ) -> Answer[None]:
-        """Begin to copy neighbours in one block of memory into host arrays, one after the other.
+        """Begin to copy adjacent arrays of one block of memory into host arrays.
 
-        A large block is copied when the answer is called, by pieces: it stays as it is until then.
+        A large block is copied piece by piece when the answer is called; it must not change until
+        then.
         """
         first, size = arrays[0], sum(array.nbytes for array in arrays)
         if not size:
@@ -272,17 +273,17 @@ class GpuWork:
 
 
 class Outputs:
-    """A call's outputs in the device's memory; the host's are copied to the host at the end.
+    """A call's outputs in the device's memory. Outputs on the host are copied there at the end.
 
-    `answer` is memory before them, for a copy of the findings that comes with them; NULL where all
-    outputs are the device's.
+    `answer` is memory directly before these outputs, for a copy of the findings that is copied with
+    them. It is NULL if all outputs are in the device's memory.
     """
 
     def __init__(self, work: GpuWork, outs: Sequence[Rows | DeviceArray], dim: int) -> None:
         self._work = work
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
         self.answer: Argument = NULL
-        self._come: DeviceArray | None = None  # copied together: findings, and small outputs
+        self._come: DeviceArray | None = None  # copied together: findings and small outputs
         if not self._host_outs:
             self.placed: list[Any] = [*outs]
             return
@@ -302,19 +303,19 @@ class Outputs:
                 low += len(out)
 
     def begin(self, findings: DeviceArray) -> Buffer:
-        """Begin to copy findings, and outputs where they are small, behind the work so far."""
+        """Begin to copy findings, and outputs if they are small, after the work queued so far."""
         return self._work.staging.begin_small(findings if self._come is None else self._come)
 
     def end(self, buffer: Buffer) -> None:
-        """Fill the host's outputs; begun copies have been waited for."""
+        """Fill the outputs on the host. The copies that `begin` queued have been waited for."""
         come = [] if self._come is None else self._host_outs
         self._work.staging.end_small(buffer, FINDINGS_BYTES, come)
         if self._host_outs and not come:
             self._work.ask_together([self._d_outs], self._host_outs)()
 
     def fill(self) -> None:
-        """Wait, and fill the host's outputs. Where all are the device's, the streams in which their
-        callers use them wait instead, if they are known."""
+        """Wait, and fill the outputs on the host. If all outputs are on the device, and the streams
+        in which callers use them are known, these streams wait instead of the host."""
         if self._host_outs and len(self._d_outs):
             self._work.ask_together([self._d_outs], self._host_outs)()
             return
@@ -327,7 +328,7 @@ class Outputs:
 
 
 def _stream_of(owner: Any) -> int | None:
-    """Return in which stream a caller uses its array; None: that is not known."""
+    """Return the stream in which a caller uses its array; None if it is not known."""
     return owner.stream if isinstance(owner, Adopted) else None
 
 
@@ -336,7 +337,7 @@ def _width(array: NDArray[Any]) -> int:
 
 
 def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
-    """Return the six parameters of an index."""
+    """Return the six kernel parameters of an index."""
     buckets = np.int64(len(index.bucket_keys) // BUCKET_WIDTH)
     return (
         index.bucket_keys, index.bucket_slots, buckets, index.stash_keys, index.stash_slots,
@@ -345,12 +346,12 @@ def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
 
 
 def bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
-    """Return where the positions of each segment begin, and where they end."""
+    """Return the first position of each segment, and the number of positions."""
     return [*accumulate((len(keys) for _, _, keys in segments), initial=0)]
 
 
 def tell_batch(batch: GpuBatch, answer: Buffer) -> None:
-    """Note the findings about a batch, which are in a buffer now."""
+    """Set a batch's results from the findings, which have arrived in a buffer."""
     values = unpack_from(FINDINGS_FORMAT, answer.memory.data)
     if values[UNIQUE_COUNT] < len(batch.unique_keys):
         batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
@@ -365,9 +366,9 @@ def _position(found: int) -> int:
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:
-    """Return the memory in which a batch's kernels write their findings; None where it has no key.
+    """Return the memory in which a batch's kernels write their findings; None if it has no key.
 
-    The caller's kernels write more of them, which the host does not know yet.
+    The caller's kernels write more findings there, which the host does not know yet.
     """
     assert isinstance(batch, GpuBatch)
     batch.is_known = False

@@ -1,4 +1,4 @@
-"""Memory of a device, as the cache asks for it."""
+"""Memory of a device, as the cache uses it."""
 
 from typing import Any, Protocol
 
@@ -13,24 +13,26 @@ class DeviceMemory(Protocol):
     """Memory of a device: allocation of arrays, and copies between it and the host."""
 
     slab_bytes_max: int
-    """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
+    """Bytes of the largest slab of a pool: small enough to share memory fairly, large enough for
+    slabs to be few."""
     slots_max: int
-    """Slots of a pool, at most."""
+    """The most slots of a pool."""
     frees_parts: bool
-    """Whether `drop_slots` frees parts of slabs, and not only whole ones."""
+    """Whether `drop_slots` can free parts of slabs, and not only whole slabs."""
     staging_bytes_max: int
-    """Size of the buffer through which a pool's missing rows come in; 0: there is none."""
+    """The most bytes of the buffer through which a pool's missing rows are read; 0: no buffer."""
 
     def cache_bytes_max(self) -> int:
-        """Return the bytes that a first cache can have: on a GPU the free memory without the calls'
-        part, on the CPU the host's memory."""
+        """Return the bytes that a first cache can have: on a GPU the free memory minus the memory
+        that is reserved for calls, on the CPU the host's memory."""
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
-        """Refuse a cache that does not fit, `used_bytes` of which are allocated already.
+        """Refuse a cache that does not fit; `used_bytes` of it are already allocated.
 
         Raises
         ------
-        CapacityError : says how much there is, and how much is kept for calls.
+        CapacityError : it does not fit. The message states how much memory there is, and how much
+            of it is reserved for calls.
         """
 
     def secure(self, count: int) -> None:
@@ -38,7 +40,8 @@ class DeviceMemory(Protocol):
 
         Raises
         ------
-        CapacityError : here, before anything has changed, rather than in the middle.
+        CapacityError : there is too little. It is raised here, before anything has changed, and not
+            in the middle of the change.
         """
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
@@ -48,16 +51,16 @@ class DeviceMemory(Protocol):
         """Return how many slots, at most `wanted`, a slab has on this device."""
 
     def allocate_slots(self, layout: Layout) -> SlotMemory:
-        """Return the memory of a pool without slots."""
+        """Return the memory of a pool, without slots."""
 
     def reserve_slots(
         self, memory: SlotMemory, slot_count: int, slots_max: int, slab_slots: int
     ) -> None:
-        """Prepare for up to `slots_max` slots in slabs; there are `slot_count` now.
+        """Prepare for up to `slots_max` slots in slabs; at present there are `slot_count`.
 
         Raises
         ------
-        CapacityError : the slots are as they were.
+        CapacityError : there is too little memory. The slots are unchanged.
         """
 
     def add_slots(self, memory: SlotMemory, low: int, high: int) -> None:
@@ -65,20 +68,20 @@ class DeviceMemory(Protocol):
 
         Raises
         ------
-        CapacityError : the device is out of memory. The slots are as they were.
+        CapacityError : the device is out of memory. The slots are unchanged.
         """
 
     def drop_slots(self, memory: SlotMemory, low: int, high: int) -> None:
         """Free the memory of the last slots [low, high)."""
 
     def allocate(self, count: int, dtype: DTypeLike, *, width: int | None = None) -> Array:
-        """Return (count,) uninitialized elements, or (count, width) with a width."""
+        """Return (count,) uninitialized elements, or (count, width) if `width` is given."""
 
     def allocate_rows(self, count: int, layout: Layout) -> Array:
-        """Return `count` uninitialized rows that are no slots; freed with the last reference."""
+        """Return `count` uninitialized rows outside slots; the last reference frees them."""
 
     def allocate_index(self, slot_count: int) -> IndexArrays:
-        """Return an empty index with room for `slot_count` keys at a load of at most two thirds."""
+        """Return an empty index for `slot_count` keys, at a load of at most two thirds."""
 
     def index_bytes(self, slot_count: int) -> int:
         """Return the bytes that `allocate_index(slot_count)` takes."""
@@ -87,33 +90,33 @@ class DeviceMemory(Protocol):
         """Return a copy in the device's memory (on the CPU, the array itself)."""
 
     def download(self, array: Array) -> NDArray[Any]:
-        """Return a copy on the host; the array itself where it is there already."""
+        """Return a copy on the host, or the array itself if it is on the host."""
 
     def copy(self, source: Array, target: Array) -> None:
         """Copy an array of the device to another of the same length."""
 
     def ask(self, array: Array) -> Answer[NDArray[Any]]:
-        """Begin to copy an array to the host; it stays as it is until the answer."""
+        """Begin to copy an array to the host; it must not change until the answer."""
 
     def staging(self, count: int, layout: Layout) -> Rows:
-        """Return a (count, stride) host buffer to fill and to pass to `scatter_rows` next."""
+        """Return a (count, stride) host buffer to fill and then pass to `scatter_rows`."""
 
     def adopt(
         self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False
     ) -> Array | None:
-        """Return a caller's array that is in the device's memory; None for an array of the host.
+        """Return a caller's array that is in the device's memory; None if it is a host array.
 
         Raises
         ------
-        InvalidArgumentError : another dtype, number of dimensions or device, not C-contiguous, not
-            aligned, or, to `write`, read-only.
+        InvalidArgumentError : the array has another dtype, number of dimensions or device, is not
+            C-contiguous or not aligned, or, with `write`, is read-only.
         """
 
     def empty(self, count: int, width: int) -> Any:
-        """Return an array for a caller, (count, width) float32, that `adopt` takes to write: on a
-        GPU a CuPy array, on the CPU one of NumPy.
+        """Return a new (count, width) float32 array for a caller, which `adopt` accepts with
+        `write`: a CuPy array on a GPU, a NumPy array on the CPU.
 
         Raises
         ------
-        CapacityError : the device has no such memory.
+        CapacityError : the device has too little memory.
         """

@@ -1,20 +1,20 @@
-"""Work for COMPUTE, recorded until the host needs it done, then given to the runtime at once.
+"""Work for COMPUTE, recorded until the host needs it done, then submitted to the runtime at once.
 
-The arrays that a call sends to the device, between two waits, are packed: small arrays share one
-pinned buffer and one copy, which goes before all work that was recorded since. That is right
-because a sent array has memory of its own, to which nothing recorded before can refer: recorded
-work keeps its arrays.
+The arrays that a call sends to the device between two waits are packed: small arrays share one
+pinned buffer and one copy, which runs before all work recorded since the pack was opened. This
+order is right because a sent array has memory of its own. Work recorded earlier cannot refer to
+this memory, since recorded work holds references to its arrays.
 
-Work is given to the runtime when COMPUTE is marked (to wait for it, or to have another stream
-follow it), when a copy needs the host's memory to be free again at once, and by `submit`: behind an
-optimizer's step, where a pack is full, where memory is short. The rest of a call's work goes with
-the next one's. A launch that fails is noticed there, as on a GPU, whose work fails later than it is
-queued.
+Work is submitted when COMPUTE is marked (to wait for it, or to have another stream follow it), when
+a copy needs the host's memory to be free again at once, and by `submit`: after an optimizer's step,
+when a pack is full, and when memory is short. The rest of a call's work is submitted with the next
+call's. A launch that fails is noticed at that time, as on a GPU, where work also fails later than
+it is queued.
 
-Rejected: a CUDA graph for each verb, layout and class of sizes. Launches take sizes and addresses
-that differ from call to call, so each node would be given its parameters anew, which costs the
+Rejected: a CUDA graph for each verb, layout and class of sizes. The sizes and addresses of launches
+differ from call to call, so the parameters of each node would have to be set again. That costs the
 driver about as much as a launch, and CuPy has no call for it. A graph would save the gaps between
-kernels, not Python's time, whose share is measured by `tests/bench/gpu/host.py`.
+kernels, but not the time spent in Python, whose share `tests/bench/gpu/host.py` measures.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ _BLOCKS_PER_MULTIPROCESSOR = 16
 
 
 class Recorder:
-    """The Runtime protocol, over a runtime. One thread at a time."""
+    """The Runtime protocol on top of a runtime. One thread calls it at a time."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
@@ -39,7 +39,7 @@ class Recorder:
         self._runtime = runtime
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
         self._work: list[Callable[[], None] | tuple[Any, ...]] = []
-        """Functions to call; or launches, as tuples of their arguments, which cost least."""
+        """Functions to call, or launches as tuples of their arguments, which are cheapest."""
 
     @property
     def is_lost(self) -> bool:
@@ -53,7 +53,7 @@ class Recorder:
     # Recorded
 
     def record(self, work: Callable[[], None]) -> None:
-        """Do something with the runtime behind all that is recorded so far.
+        """Have a function called after all work recorded so far.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class Recorder:
         raise DeviceError(f"{self.name} has failed: nothing on it may be trusted")
 
     def submit(self) -> None:
-        """Give the recorded work to the runtime."""
+        """Submit the recorded work to the runtime."""
         if self._work:
             recorded, self._work = self._work, []
             launch = self._runtime.launch
@@ -78,8 +78,8 @@ class Recorder:
                     work()
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel over `items` items, or lanes of rows: a block for every 256 of them, but no
-        more than keep the device busy; kernels walk over the rest."""
+        """Run a kernel over `items` items, or lanes of rows. There is a block for every 256 of
+        them, but no more blocks than keep the device busy. Kernels loop over the rest."""
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:
             self._refuse()
@@ -113,7 +113,7 @@ class Recorder:
         else:
             self._runtime.follow(stream, mark)
 
-    # Given at once, behind the recorded work
+    # Submitted at once, after the recorded work
 
     def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
         """See Runtime."""
@@ -133,10 +133,10 @@ class Recorder:
         self._runtime.lead(stream)
 
     def wait(self, mark: Any) -> None:
-        """See Runtime. The work before a mark has been submitted."""
+        """See Runtime. The work before the mark has been submitted."""
         self._runtime.wait(mark)
 
-    # Of no stream
+    # In no stream
 
     def allocate(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
         """See Runtime."""
@@ -171,7 +171,7 @@ class Recorder:
         return self._runtime.facts()
 
     def close(self) -> None:
-        """Give the recorded work to the runtime, unless that is lost, and close it."""
+        """Submit the recorded work, unless the device is lost, and close the runtime."""
         if self.is_lost:
             self._work.clear()
         self.submit()

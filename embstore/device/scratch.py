@@ -1,17 +1,17 @@
 """Scratch memory of calls on a GPU: a pool of blocks that are freed by reference and used again.
 
-An allocation is expensive and freeing one waits for the device, so a free block is kept for the
-next call of about the same size; there are four block sizes to a doubling. A block that is used
+An allocation is expensive, and freeing one waits for the device. Therefore a free block is kept for
+the next call of about the same size; there are four block sizes to a doubling. A block that is used
 again may still be read by work queued before. That is safe, because all work on scratch memory runs
 in one stream, COMPUTE, in the order in which it was queued. Code that uses a block in another
 stream waits, or makes the streams follow each other.
 
-Free blocks are returned to the device only when it is out of memory; so long-lived allocations are
+Free blocks are returned to the device only when it is out of memory. So long-lived allocations are
 made here as well (`plain`).
 
-Some work must not fail for lack of memory, because half of it would be worse than none: slots are
-given to other rows, or rows are updated. `secure` is called before, where a CapacityError is
-harmless: it allocates a **spare**, which is freed when nothing else is left.
+Some work must not fail for lack of memory, because half of it would be worse than none: giving
+slots to other rows, or updating rows. `secure` is called before such work, when a CapacityError is
+harmless. It allocates a **spare** block, which is freed when no other memory is left.
 """
 
 from functools import lru_cache
@@ -30,8 +30,8 @@ _LEAST_BYTES = 256
 class _Lease:
     """Returns a block to the free list with the last array that refers to it, in any thread.
 
-    It refers to the block by address alone: arrays may be part of a reference cycle, whose members
-    Python finalizes in any order.
+    It stores the block's address and no reference to the block. Arrays may be part of a reference
+    cycle, whose members Python finalizes in any order.
     """
 
     def __init__(self, kept: list[int], address: int) -> None:
@@ -43,17 +43,17 @@ class _Lease:
 
 
 class Scratch:
-    """Blocks of one device. One thread at a time takes."""
+    """The scratch blocks of one device. One thread takes blocks at a time."""
 
     def __init__(self, runtime: Recorder) -> None:
         self._runtime = runtime
         self._blocks: dict[int, DeviceArray] = {}  # by address
-        self._kept: dict[int, list[int]] = {}  # size -> addresses of those not in use
+        self._kept: dict[int, list[int]] = {}  # size -> addresses of free blocks
         self._spare: DeviceArray | None = None
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all blocks, in use or kept, and of the spare."""
+        """Bytes of all blocks, in use or free, and of the spare."""
         spare = 0 if self._spare is None else self._spare.nbytes
         return spare + sum(block.nbytes for block in list(self._blocks.values()))
 
@@ -62,7 +62,7 @@ class Scratch:
 
         Raises
         ------
-        CapacityError : the device has no such memory, even without what is kept.
+        CapacityError : the device has too little memory, even after all free blocks were returned.
         """
         item = np.dtype(dtype)
         size = block_bytes(count * width * item.itemsize)
@@ -77,7 +77,7 @@ class Scratch:
 
         Raises
         ------
-        CapacityError : as `take`.
+        CapacityError : as for `take`.
         """
         byte_count, places = _places(count, dtypes)
         block = self.take(byte_count, np.uint8)
@@ -85,11 +85,11 @@ class Scratch:
         return [DeviceArray(address + low, count, item, lease) for low, item in places]
 
     def plain(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
-        """Return an allocation of its own.
+        """Return an array in an allocation of its own.
 
         Raises
         ------
-        CapacityError : the device has no such memory, even without what is kept.
+        CapacityError : the device has too little memory, even after all free blocks were returned.
         """
         try:
             return self._runtime.allocate(count, dtype, width=width)
@@ -105,7 +105,7 @@ class Scratch:
         return self._runtime.allocate(count, dtype, width=width)
 
     def secure(self, byte_count: int) -> None:
-        """Allocate a spare of `byte_count` bytes, unless there is one."""
+        """Allocate a spare of `byte_count` bytes, unless there is one as large."""
         if self._spare is None or len(self._spare) < byte_count:
             self._spare = None
             self._spare = self.plain(block_bytes(byte_count), np.uint8)
@@ -131,7 +131,7 @@ class Scratch:
 def _places(
     count: int, dtypes: tuple[DTypeLike, ...]
 ) -> tuple[int, list[tuple[int, np.dtype[Any]]]]:
-    """Return the bytes of arrays one after the other, and where each begins."""
+    """Return the bytes of adjacent arrays, and the offset of each array."""
     places, low = [], 0
     for dtype in dtypes:
         item = np.dtype(dtype)
@@ -142,6 +142,6 @@ def _places(
 
 @lru_cache(maxsize=1 << 12)
 def block_bytes(size: int) -> int:
-    """Return the size of the block that serves `size` bytes."""
+    """Return the size of the block that is used for `size` bytes."""
     step = max(_LEAST_BYTES, 1 << max((size - 1).bit_length() - 3, 0))
     return max(-(-size // step) * step, _LEAST_BYTES)

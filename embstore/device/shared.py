@@ -1,24 +1,26 @@
-"""Memory of a GPU that another process has opened, and writes into while we work.
+"""Memory of a GPU that another process has opened, and writes to while the store works.
 
-A server exports an allocation (`Runtime.export`), and a client of the same host copies keys and
-gradients into it, and reads rows there. Nothing of it passes through the host.
+A server exports an allocation (`Runtime.export`). A client on the same host copies keys and
+gradients into it, and reads rows from it. None of this data passes through the host.
 
 **Trust.** The other process can change every byte at any moment, also between our check and our
-use. A key that changed behind the check of its table's bounds would be an access out of bounds, so
-keys are copied to memory of our own, by COMPUTE, and only the copy is looked at. Gradients are
-copied as well. The kernels do not require that: each gradient is read once, into the sum that is
-checked and applied. But where commands are logged an update is read twice, by the kernels and by
-the log, and both must have the same bytes: else a replay has another digest. A copy costs twice the
-bytes in the GPU's own memory, a small share of what its update reads and writes. There is one copy
-of an array, however often it is adopted. Rows are written only there.
+use. If a key changed after the check against its table's bounds, a kernel would access memory out
+of bounds. Therefore COMPUTE copies keys to memory of our own, and only the copy is read. Gradients
+are copied as well. The kernels do not require that: each gradient is read once, into the sum that
+is checked and applied. But where commands are logged an update is read twice, by the kernels and by
+the log, and both must read the same bytes: otherwise a replay would give another digest. A copy
+costs twice the bytes in the GPU's own memory, a small share of the bytes that its update reads and
+writes. An array is copied once, however often it is adopted. Rows are only written there, never
+read.
 
-**Order.** The other process records an event of ours behind its copies. We ask whether it is
-reached (`are_inputs_ready`) before a call takes its turn, and COMPUTE never waits for it: the event
-of a process that hangs, or was killed, is never reached perhaps, and the store would hang with it.
-For the same reason it is not waited for once it was reached: it may have been recorded again since.
-In the other direction no event is needed, because a call waits for its GPU before it returns.
+**Order.** The other process records an event of ours after its copies. The server asks whether the
+event is reached (`are_inputs_ready`) before a call takes its turn, and COMPUTE never waits for it.
+The event of a process that hangs or was killed may never be reached, and the store would hang with
+it. For the same reason COMPUTE does not wait for an event that was reached: it may have been
+recorded again since. In the other direction no event is needed, because a call waits for its GPU
+before it returns.
 
-**Its initial content** is zeros: memory of the device may have had other clients' rows.
+**Its initial content** is zeros, because the memory may have contained rows of other clients.
 """
 
 from typing import Any
@@ -32,11 +34,11 @@ from embstore.errors import InvalidArgumentError
 
 
 class SharedMemory:
-    """An allocation of its own that another process can open. In its turn of the device, but for
-    `are_inputs_ready`.
+    """An allocation of its own that another process can open. Used in a turn of the device, except
+    for `are_inputs_ready`.
 
-    It is freed with the last reference to it and to its arrays; not before the other process has
-    closed it, which is the owner's part.
+    It is freed with the last reference to it and to its arrays. The owner must not drop this
+    reference before the other process has closed the memory.
     """
 
     def __init__(self, work: GpuWork, byte_count: int) -> None:
@@ -49,18 +51,18 @@ class SharedMemory:
 
     @property
     def are_inputs_ready(self) -> bool:
-        """Whether the other process's last recorded work on it is done. Any thread."""
+        """Whether the other process's last recorded work on the memory is done. Any thread."""
         return self._runtime.is_reached(self.exported.event)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "SharedArray":
-        """Return an array in it, which is inside. Any thread."""
+        """Return an array within the memory; the caller has checked its bounds. Any thread."""
         count, width = (*shape, 1)[:2]
         d_bytes = self._memory[offset : offset + count * width * dtype.itemsize]
         return SharedArray(d_bytes.view(dtype, width=width), shape)
 
 
 class SharedArray:
-    """An array in shared memory, as a command has it: where a caller's own would be."""
+    """An array in shared memory, as a command contains it in place of an array of the caller."""
 
     def __init__(self, d_array: DeviceArray, shape: tuple[int, ...]) -> None:
         self.d_array = d_array
@@ -78,7 +80,7 @@ class SharedArray:
         return self.shape[0]
 
     def owned(self, work: GpuWork) -> DeviceArray:
-        """Return the copy in memory of our own, made on first use."""
+        """Return the copy in memory of our own, which is made on first use."""
         if self._own is None:
             there = self.d_array
             self._own = work.scratch.take(there.count, there.dtype, width=there.width)
@@ -87,12 +89,12 @@ class SharedArray:
 
 
 def share(device: Device, byte_count: int) -> SharedMemory:
-    """Return memory of a device for another process; in a turn of the device.
+    """Return memory of a device for another process; call it in a turn of the device.
 
     Raises
     ------
     InvalidArgumentError : the device is no GPU.
-    CapacityError : it has no such memory, or cannot export it.
+    CapacityError : the device has too little memory, or cannot export it.
     """
     work = getattr(device, "work", None)
     if not isinstance(work, GpuWork):

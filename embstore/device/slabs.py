@@ -1,19 +1,19 @@
-"""The slots of a level of the cache on a GPU: slabs of a power of two of them.
+"""The slots of one level of the cache on a GPU, in slabs whose number of slots is a power of two:
 
     slab of C slots    rows C x row bytes    and    keys C int64 | scores C int64 | dirty C uint8
 
 so that slots are added and dropped without a copy. Kernels find a slot's row and its metadata in a
-table of addresses (`slabs.cuh`). Of level one both are one allocation. Of level two the rows are
-in pinned memory of the host, which the kernels read and write over the bus. Rows that are no slots
-(copies for one call) are one slab without metadata.
+table of addresses (`slabs.cuh`). In level one, rows and metadata of a slab are one allocation. In
+level two the rows are in pinned host memory, which the kernels read and write over the bus. Rows
+outside slots (copies for one call) are one slab without metadata.
 
-When a pool's slab size grows with its budget, allocations stay as small as the smallest size so
-far, of which the larger ones are multiples. When it shrinks, each slab is copied into smaller ones,
-one after the other; if another process takes the memory that one freed for the next, rows are lost,
-and the device counts as lost.
+When a pool's slab size grows with its budget, allocations keep the smallest size so far, of which
+the larger sizes are multiples. When the slab size shrinks, each slab is copied into smaller slabs,
+one slab after the other. The next slab is copied into the memory that the last one freed. If
+another process takes this memory, rows are lost, and the device counts as lost.
 
-CUDA allocates memory of a megabyte and more in units of two; a slab's size is counted so, and slabs
-are as large as a large cache allows.
+CUDA allocates a megabyte or more in units of two megabytes. The size of a slab is counted
+accordingly, and in a large cache slabs are as large as possible.
 """
 
 from dataclasses import dataclass, field
@@ -34,9 +34,9 @@ FLAT_SHIFT = 62
 
 @dataclass
 class SlabRows:
-    """Rows as kernels take them: three parameters."""
+    """Rows as kernels take them, by three parameters."""
 
-    table: DeviceArray  # (2 * slabs,) uint64 addresses, of rows and of metadata in turn
+    table: DeviceArray  # (2 * slabs,) uint64: addresses of rows and metadata in turn
     shift: int
     layout: Layout
     owner: Any = None  # keeps the memory of flat rows alive
@@ -63,9 +63,9 @@ class Located(NamedTuple):
     """The slots of the keys of a lookup."""
 
     moves: int
-    """The number of moves of rows to and from slots so far. Later rows may be elsewhere."""
+    """The number of moves of rows to and from slots. If it has grown, rows may be elsewhere."""
     tables: list[tuple[int, int]]
-    """Table id and count of keys, as they were named."""
+    """The table id and the number of keys of each table, as in the call."""
     keys: DeviceArray  # (n,) int64
     slots: DeviceArray  # (n,) int32
 
@@ -81,7 +81,7 @@ class Slabs:
     located: Located | None = None
 
     def reserve(self, slab_slots: int) -> None:
-        """Set the size of slabs, a power of two."""
+        """Set the number of slots of a slab, a power of two."""
         shift = slab_slots.bit_length() - 1
         assert slab_slots == 1 << shift, "expected a power of two"
         if not self.slabs:
@@ -94,12 +94,12 @@ class Slabs:
 
         Raises
         ------
-        CapacityError : there are as many as before.
+        CapacityError : the device has too little memory. No slab was added.
         """
         self._use(self.slabs + [self._allocate(self.rows.shift) for _ in range(count)])
 
     def drop(self, count: int) -> None:
-        """Free the last `count` slabs. The device has done all queued work."""
+        """Free the last `count` slabs. The device must have done all queued work."""
         self.located = None
         self._use(self.slabs[: len(self.slabs) - count])
 
@@ -126,7 +126,7 @@ class Slabs:
                     raise
                 self.runtime.is_lost = True
                 raise DeviceError(f"rows were lost while slabs were split: {exc}") from exc
-            slab = self.slabs.pop(0)  # whose memory the pieces of the next can have
+            slab = self.slabs.pop(0)  # its memory is free for the pieces of the next
             for number, piece in enumerate(pieces):
                 self._copy_piece(slab, number, piece, shift)
             smaller += pieces
@@ -146,13 +146,13 @@ class Slabs:
         self, source: DeviceArray, at: int, number: int, target: DeviceArray, target_at: int,
         item_bytes: int, shift: int,
     ) -> None:  # fmt: skip
-        """Copy the items of piece `number`; the items of all pieces begin at `at`."""
+        """Copy the items of piece `number`; the items of all pieces begin at byte `at`."""
         size, low = item_bytes << shift, at + (number * item_bytes << shift)
         self.runtime.copy(source[low : low + size], target[target_at : target_at + size])
 
 
 class PinnedSlabs(Slabs):
-    """Slabs whose rows are in pinned memory of the host."""
+    """Slabs whose rows are in pinned host memory."""
 
     def _allocate(self, shift: int) -> Slab:
         memory = self.runtime.allocate_host(self.rows.layout.row_bytes << shift)

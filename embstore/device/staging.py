@@ -1,10 +1,10 @@
 """Copies between host and device: pinned buffers, filled and emptied while others are copied.
 
-A copy to or from memory that is not pinned goes through a buffer of the driver's, in the calling
-thread. Here it goes through rings of pinned buffers: while one is copied the next is filled, by
-several threads, and the caller goes on as soon as the last is filled. Buffers only grow (freeing
-pinned memory would wait for the device). Each has a mark behind its last use, and is waited for
-when its turn comes again.
+A copy to or from memory that is not pinned passes through a buffer of the driver, in the calling
+thread. Here such copies use rings of pinned buffers. While one buffer is copied, several threads
+fill the next, and the caller continues as soon as the last buffer is filled. Buffers only grow,
+because freeing pinned memory would wait for the device. Each buffer has a mark after its last use,
+and is waited for when its turn comes again.
 
     pack      small arrays of a call, in COMPUTE: one copy of all that is sent between two waits
     upload    large arrays, in UP, piece by piece
@@ -28,25 +28,26 @@ from embstore.layout import Layout
 
 BUFFERS = 3
 PIECE_BYTES = 4 << 20
-"""Size of a copy's pieces: long enough for the bus, short enough to overlap."""
+"""Bytes of a piece of a copy: enough to use the bus fully, few enough to overlap."""
 LARGE_BYTES = 512 << 10
-"""Copies of at least so much are cut into pieces, and run while COMPUTE works."""
+"""Copies of at least this many bytes are cut into pieces, and run while COMPUTE works."""
 PACK_BYTES, _FIRST_PACK_BYTES = 1 << 20, 16 << 10
-"""Bytes sent together between two waits, at most; packs grow to the size that calls need."""
+"""The most bytes sent together between two waits, and the first size of packs, which grow to the
+size that calls need."""
 _PACKS = 4
 ALIGNMENT = 16
 
 
 @dataclass
 class Buffer:
-    """Pinned memory, and the mark behind its last use."""
+    """Pinned memory, and the mark after its last use."""
 
     memory: NDArray[np.uint8]
     d_memory: DeviceArray | None = None
     mark: Any = None
 
     def rows(self, count: int, layout: Layout) -> Rows:
-        """Return the front of the buffer as rows, (count, stride)."""
+        """Return the beginning of the buffer as rows, (count, stride)."""
         front = self.memory[: count * layout.row_bytes]
         return front.view(layout.element).reshape(count, layout.stride)
 
@@ -56,13 +57,13 @@ class Pack:
     """Pinned memory that is filled, and its twin in scratch memory, to which it is copied."""
 
     buffer: Buffer
-    memory: NDArray[np.uint8]  # the buffer's, which may get other memory before it is copied
+    memory: NDArray[np.uint8]  # the buffer's memory when the pack was opened
     d_memory: DeviceArray
     used: int = 0
 
 
 class Ring:
-    """Pinned buffers taken in turn; each with a twin on the device where `scratch` makes it."""
+    """Pinned buffers used in turn; each has a twin on the device if `scratch` is given."""
 
     def __init__(self, runtime: Recorder, count: int, scratch: Scratch | None = None) -> None:
         self._runtime = runtime
@@ -82,7 +83,7 @@ class Ring:
         return buffer
 
     def secure(self, byte_count: int) -> None:
-        """Make all buffers at least so long."""
+        """Make all buffers at least `byte_count` bytes long."""
         for buffer in self._buffers:
             if len(buffer.memory) < byte_count:
                 if buffer.mark is not None:
@@ -90,7 +91,7 @@ class Ring:
                 self._lengthen(buffer, byte_count)
 
     def clear(self) -> None:
-        """Free the buffers. The device has done all queued work, or is lost."""
+        """Free the buffers. The device must have done all queued work, or be lost."""
         self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in self._buffers]
 
     def _lengthen(self, buffer: Buffer, byte_count: int) -> None:
@@ -100,7 +101,7 @@ class Ring:
 
 
 class Staging:
-    """Copies between host arrays and a device's. One thread at a time."""
+    """Copies between host arrays and a device's arrays. One thread calls it at a time."""
 
     def __init__(self, runtime: Recorder, workers: Workers, scratch: Scratch) -> None:
         self._runtime = runtime
@@ -109,7 +110,7 @@ class Staging:
         self._packs = Ring(runtime, _PACKS)
         self._pack: Pack | None = None
         self._pack_bytes = _FIRST_PACK_BYTES
-        self._small_down: list[Buffer] = []  # those that are free
+        self._small_down: list[Buffer] = []  # free buffers
         self._up = Ring(runtime, BUFFERS)
         self._rows = Ring(runtime, BUFFERS, scratch)
         self._down = Ring(runtime, BUFFERS)
@@ -125,8 +126,8 @@ class Staging:
     # Up
 
     def place(self, byte_count: int) -> tuple[NDArray[np.uint8], DeviceArray]:
-        """Return memory of a pack, to be filled at once, and where its bytes will be on the device;
-        below LARGE_BYTES."""
+        """Return memory of a pack, which the caller fills at once, and the device array to which it
+        will be copied. `byte_count` is below LARGE_BYTES."""
         size, pack = -(-byte_count // ALIGNMENT) * ALIGNMENT, self._pack
         if pack is None:
             pack = self._open_pack()
@@ -153,8 +154,8 @@ class Staging:
         pack.buffer.mark = self._runtime.mark(COMPUTE)
 
     def upload(self, sources: Sequence[NDArray[Any]], target: DeviceArray) -> None:
-        """Copy arrays, one after the other, into a large one of the device, before all work that is
-        queued in COMPUTE from here on."""
+        """Copy arrays, one after the other, into a large array of the device. Work queued in
+        COMPUTE from now on runs after the copy."""
         self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # `target` may be in use until then
         parts, target_bytes = [_bytes_of(source) for source in sources], target.view(np.uint8)
         try:
@@ -165,33 +166,33 @@ class Staging:
                     self._copy(of_part, piece[of_piece])
                 self._runtime.upload(piece, target_bytes[low:high], stream=UP)
                 buffer.mark = self._runtime.mark(UP)
-        finally:  # also where this ends early: `target` may be used again, in COMPUTE
+        finally:  # also on an error: `target` may be used again, in COMPUTE
             self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
     def secure(self) -> None:
-        """Allocate packs, and the buffers for rows, as long as any piece of them."""
+        """Allocate packs and buffers for rows in their largest sizes."""
         self._packs.secure(PACK_BYTES)
         self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
-        """Return a buffer to fill and to pass to `send_rows`, before the next is begun."""
+        """Return a buffer to fill and pass to `send_rows`, before the next call of this method."""
         return self._rows.take(byte_count)
 
     def stage(self, count: int, layout: Layout) -> Rows:
-        """Begin a buffer of rows for the caller to fill."""
+        """Return the rows of a new buffer, for the caller to fill."""
         buffer = self.begin_rows(count * layout.row_bytes)
         rows = buffer.rows(count, layout)
         self._staged = rows, buffer
         return rows
 
     def staged(self, rows: Rows) -> Buffer | None:
-        """Return the buffer of the rows staged last, once; None for other rows."""
+        """Return the buffer of the rows that `stage` returned last, once; None for other rows."""
         staged, self._staged = self._staged, None
         return staged[1] if staged is not None and staged[0] is rows else None
 
     def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
-        """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller marks the buffer
-        again, behind the readers of the twin."""
+        """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller then sets the
+        buffer's mark again, after the kernels that read the twin."""
         assert buffer.d_memory is not None
         d_rows = buffer.d_memory[:byte_count]
         self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
@@ -206,16 +207,15 @@ class Staging:
     # Down
 
     def download(self, source: DeviceArray, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy a large array that COMPUTE writes into host arrays, one after the other; wait for
-        it."""
+        """Copy a large array that COMPUTE writes into host arrays, in order; wait for the copy."""
         parts = [_bytes_of(target) for target in targets]
         for low, piece in self._pieces_of(source.view(np.uint8)):
             self._spread(piece, low, parts)
 
     def begin_small(self, source: DeviceArray) -> Buffer:
-        """Begin to copy an array that COMPUTE writes, below LARGE_BYTES or the findings of a call.
+        """Begin to copy an array that COMPUTE writes: fewer than LARGE_BYTES, or a call's findings.
 
-        It is in the buffer when COMPUTE has been waited for, and until `end_small`.
+        The data is in the returned buffer once COMPUTE has been waited for, and until `end_small`.
         """
         buffer = self._small_down.pop() if self._small_down else Buffer(np.empty(0, np.uint8))
         if len(buffer.memory) < source.nbytes:
@@ -232,10 +232,10 @@ class Staging:
         self._small_down.append(buffer)
 
     def begin_download(self, source: DeviceArray) -> Buffer:
-        """Begin to copy an array in DOWN; it is in the buffer when its mark has been waited for.
+        """Begin to copy an array in DOWN; the data is in the buffer once its mark is reached.
 
-        The caller has made DOWN follow the writers of `source`. A buffer is valid until two more
-        are begun.
+        The caller has made DOWN follow the writers of `source`. A buffer is valid until this method
+        was called twice more.
         """
         buffer = self._down.take(source.nbytes)
         self._runtime.download(source, buffer.memory[: source.nbytes], stream=DOWN)
@@ -243,7 +243,7 @@ class Staging:
         return buffer
 
     def _pieces_of(self, source: DeviceArray) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the pieces of an array on the host, while the next one is copied."""
+        """Yield the pieces of an array on the host; while one is used, the next is copied."""
         self._runtime.follow(DOWN, self._runtime.mark(COMPUTE))
         under_way: list[tuple[int, int, Buffer]] = []
         try:
@@ -253,7 +253,7 @@ class Staging:
                     yield self._arrived(*under_way.pop(0))
             for piece in under_way:
                 yield self._arrived(*piece)
-        finally:  # also where this ends early: `source` may be used again, in COMPUTE
+        finally:  # also on an error: `source` may be used again, in COMPUTE
             self._runtime.follow(COMPUTE, self._runtime.mark(DOWN))
 
     def _arrived(self, low: int, high: int, buffer: Buffer) -> tuple[int, NDArray[np.uint8]]:
@@ -265,7 +265,7 @@ class Staging:
     def _spread(
         self, piece: NDArray[np.uint8], low: int, parts: Sequence[NDArray[np.uint8]]
     ) -> None:
-        """Copy bytes [low, low + len(piece)) of `parts`, one after the other, from a piece."""
+        """Copy `piece` to bytes [low, low + len(piece)) of the concatenated `parts`."""
         for of_part, of_piece in _shared(parts, low, low + len(piece)):
             self._copy(piece[of_piece], of_part)
 
@@ -289,7 +289,8 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 def _shared(
     parts: Sequence[NDArray[np.uint8]], low: int, high: int
 ) -> Iterator[tuple[NDArray[np.uint8], slice]]:
-    """Yield the piece of each part that is in bytes [low, high) of all, and its place in those."""
+    """Yield, for bytes [low, high) of the concatenated parts, the piece of each part and its slice
+    of these bytes."""
     begin = 0
     for part in parts:
         first, last = max(low, begin), min(high, begin + len(part))

@@ -1,10 +1,11 @@
 """The highest score of the victims, found without a sort.
 
-Victims are the candidates of lowest score in [0, PIN_ONE): a slot above has a pin, one below has no
-row yet. Cut the range of all scores into bins of a power of two, count them, and go on with the bin
-in which the score of rank `count` lies, until a bin is one score or ends exactly at the count. Each
-counting reads all scores. Two are enough for an LRU of up to four million calls in age.
-`select_victims.cu` does the same on a GPU.
+Victims are the candidates of lowest score in [0, PIN_ONE): a slot with a higher score is pinned, a
+slot with a lower score has no row yet. The range of all scores is cut into bins of a power of two,
+and the scores in each bin are counted. Then the bin with the score of rank `count` is cut in the
+same way, until a bin is one score, or the number of scores up to its end is exactly `count`. Each
+count reads all scores. Two counts are enough under LRU if the oldest score is at most four million
+calls old. `select_victims.cu` does the same on a GPU.
 """
 
 from typing import Protocol
@@ -20,15 +21,17 @@ class Candidates(Protocol):
     """The scores of candidates, as the CPU counts them."""
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
-        """Return how many candidates have floor <= score < ceiling, their lowest and highest."""
+        """Return how many candidates have floor <= score < ceiling, their lowest and their
+        highest."""
 
     def bins(self, floor: int, ceiling: int, shift: int) -> NDArray[np.int64]:
-        """Count them into 2**BIN_BITS bins of 2**shift scores each, the first from floor on."""
+        """Return the counts of these candidates in 2**BIN_BITS bins of 2**shift scores each; the
+        first bin begins at floor."""
 
 
 def find_threshold(candidates: Candidates, count: int) -> tuple[int, int, int]:
-    """Return how many victims there are, at most `count`, the score of the last, and how many of
-    them have exactly that score."""
+    """Return the number of victims, at most `count`, the score of the last victim, and how many
+    victims have exactly that score."""
     found, lowest, highest = candidates.extent(0, PIN_ONE)
     wanted = min(count, found)
     if wanted == found:

@@ -1,6 +1,6 @@
 """Arguments and results of a device's calls: batches, updates, findings.
 
-base.py says where arrays are, and when results are known.
+base.py defines where arrays are, and when results are known.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from embstore.arrays import KEY_MASK, Keys, Rows
 T = TypeVar("T")
 Answer = Callable[[], T]
 Array = Any
-"""In the device's memory."""
+"""An array in the device's memory."""
 Slots = NDArray[np.int64]
 Flags = NDArray[np.uint8]
 Counts = NDArray[np.int64]
@@ -24,7 +24,7 @@ Counts = NDArray[np.int64]
 
 @dataclass
 class Findings:
-    """The findings of kernels about a batch, once it is synchronized."""
+    """The results of kernels about a batch, valid once the batch is synchronized."""
 
     outside: int = -1  # the first position whose key is outside its table
     missing: int = 0  # unique keys without a slot, when the batch was probed
@@ -40,27 +40,28 @@ class Batch:
     bounds: NDArray[np.int64]  # (segments + 1,), on the host
     found: Findings = field(default_factory=Findings)
     is_known: bool = True
-    """Whether `found` has all that was found out so far."""
+    """Whether `found` has all results up to now."""
     is_distinct: bool = False
     """Whether position p has id p."""
     is_grouped: bool = False
-    """Whether it is of `DeviceKeys.group`, and has no `inverse`."""
+    """Whether the batch is a result of `DeviceKeys.group`, and has no `inverse`."""
 
     @property
     def position_count(self) -> int:
-        """Keys of the call, repeats included."""
+        """The number of keys of the call, repeats included."""
         return int(self.bounds[-1])
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of one segment: occurrence i (counted from the segment's start) receives
+    """Gradients of one segment. Occurrence i, counted from the segment's start, receives
 
-    rows[i]                                    where `source` is None (one gradient per key), else
-    rows[source[i]]                            with `coefficients` None        (bags, sum)
-    rows[source[i]] / coefficients[i]          with `divide`                   (bags, mean)
-    coefficients[i] * rows[source[i]]          otherwise                       (bags, weights)
-    each rounded once to fp32 (contract.md, rule 8).
+        rows[i]                              if `source` is None (one gradient per key), else
+        rows[source[i]]                      if `coefficients` is None       (bags, sum)
+        rows[source[i]] / coefficients[i]    with `divide`                   (bags, mean)
+        coefficients[i] * rows[source[i]]    otherwise                       (bags, weights)
+
+    Each product or quotient is rounded once to fp32 (contract.md, rule 8).
     """
 
     rows: Rows  # (n or bags, dim)
@@ -71,9 +72,9 @@ class Gradients:
 
 @dataclass
 class TableParameters:
-    """Small arrays, by the number of a table in its pool (`RowKeys.number`), for all tables of it.
+    """Parameters of all tables of a pool, by the table's number in the pool (`RowKeys.number`).
 
-    scalars : (tables, 8) float32, `embstore.arithmetic.update_scalars` of this command
+    scalars : (tables, 8) float32, the `embstore.arithmetic.update_scalars` of this command
     initializer_kinds : (tables,) int8, 0 constant, 1 uniform, 2 normal
     initializer_values : (tables, 2) float32: (value, 0), (low, high - low), (mean, std)
     seeds : (tables,) uint64
@@ -86,15 +87,15 @@ class TableParameters:
     seeds: NDArray[np.uint64]
     initial_state: NDArray[np.float32]
     key_mask: int = KEY_MASK
-    """Bits of a row key that are the key's; the others are the table's number (`RowKeys`)."""
+    """The bits of a row key that contain the key; the others contain the table's number."""
 
 
 @dataclass
 class IndexArrays:
     """A two-choice bucket index, key -> slot: `bucket_keys` (buckets, width), EMPTY_KEY where free.
 
-    A key stands in one of its two buckets, or, when both were full at its insertion, in the stash,
-    whose first `stash_count[0]` places are in use. A key stands at most once.
+    A key is in one of its two buckets. If both were full at its insertion, it is in the stash,
+    whose first `stash_count[0]` places are in use. A key is in the index at most once.
     """
 
     bucket_keys: Array  # (buckets, width) int64
@@ -106,7 +107,7 @@ class IndexArrays:
 
 @dataclass(frozen=True, eq=False)
 class PoolUpdate:
-    """A pool's part of an update whose rows are all there; arguments as of `sum_by_key`, `apply`
+    """A pool's part of an update whose rows all have slots. Fields are as in `sum_by_key`, `apply`
     and `touch`."""
 
     batch: Batch
@@ -118,18 +119,18 @@ class PoolUpdate:
     parameters: TableParameters
     dim: int
     clock: int
-    """That scores have then; 0: they stay."""
+    """The clock that scores get; 0: scores do not change."""
     counting: int
     sums: Array
-    """Room for the sums of keys that occur again, (positions / 2, dim) or more; of no use then."""
+    """Memory for sums of keys that occur again, (positions / 2, dim) or more; void afterwards."""
 
 
 SlotMemory = Any
-"""The slots of a pool: of each a row (`embstore.layout`), the row key in it, its score
-(`embstore.score`) and whether it is dirty.
+"""The slots of a pool. Each has a row (`embstore.layout`), the row key in it, its score
+(`embstore.score`) and a flag, whether it is dirty.
 
-A free slot's key is EMPTY_KEY. Only `rows` is read by others: an Array of rows, as `gather` takes
-them.
+A free slot's key is EMPTY_KEY. Other code reads only `rows`: an Array of rows, as `gather` takes
+it.
 """
 
 
@@ -141,7 +142,7 @@ class SlotContents:
     scores: NDArray[np.int64]
     dirty: NDArray[np.bool_]
     rows: Rows | None = None
-    """(n, stride), where they were requested and are small."""
+    """The rows, (n, stride), if they were requested and are small; else None."""
 
     def of(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "SlotContents":
         """Return the contents of some of the slots."""
@@ -157,30 +158,30 @@ class SlotContents:
 
 @dataclass(frozen=True)
 class Selected:
-    """Victims, (n,) in ascending order of slot."""
+    """Victims, (n,), in ascending order of slot."""
 
     slots: Slots
     scores: NDArray[np.int64]
     contents: Callable[[Slots], SlotContents]
-    """Returns the contents of some of the slots that were to be read."""
+    """A function that returns the contents of slots; they must be among those that were read."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """The keys of a call that have no slot in level one, (m,), on the device: first those that have
-    none in level two either."""
+    """The keys of a call that have no slot in level one, (m,), on the device. Keys that have no
+    slot in level two either are first."""
 
     keys: Array  # int64
     places: Array  # int32, ids in the call
-    below: Array  # int64, slots of level two, -1 for the first
+    below: Array  # int64, slots of level two, -1 for absent keys
     victims: Array
-    """Slots of level one, of lowest score."""
+    """The slots of level one with the lowest scores, which leave."""
     highest: int
-    """Score of theirs; -1: there are none."""
+    """The highest score of these victims; -1: there are none."""
     absent: int
-    """Keys that neither level has."""
+    """The number of keys that are in neither level."""
     dirty: int
-    """Dirty rows of the others."""
+    """The number of keys whose rows are dirty in level two."""
     dirty_victims: int
     by_table: NDArray[np.int64]
-    """The numbers of all keys, by table id."""
+    """The number of missing keys of each table, by table number."""

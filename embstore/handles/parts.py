@@ -1,6 +1,6 @@
-"""Arguments of calls made into parts of commands: mappings and pairs taken apart.
+"""Conversion of arguments to parts of commands: mappings and pairs are taken apart.
 
-An argument that cannot be taken apart is refused (InvalidArgumentError); the contents of the parts
+An argument that cannot be taken apart is refused (InvalidArgumentError). The contents of the parts
 are checked with the command (`embstore.checks`).
 """
 
@@ -15,7 +15,7 @@ from embstore.results import RowsRead
 
 
 def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
-    """Return an argument given for some of a call's tables; None: for none of them."""
+    """Return an argument that is given for some or none of a call's tables; None: for none."""
     given = mapping({} if value is None else value, what)
     unknown = sorted(given.keys() - set(names), key=repr)
     if unknown:
@@ -29,15 +29,15 @@ def options(
     on_nonfinite: c.OnNonfinite,
     names: Iterable[str] | None = None,
 ) -> c.UpdateOptions:
-    """Return the options of an update of tables, whose rates may be given by table.
+    """Return the options of an update, whose learning rates can be given by table.
 
     Parameters
     ----------
-    names : the existing tables; None: the store knows them
+    names : the existing tables; None: the store checks the names
 
     Raises
     ------
-    InvalidArgumentError : a rate names none of them.
+    InvalidArgumentError : a rate is given for a table that is not in `names`.
     """
     if not isinstance(learning_rate, Mapping):
         return c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
@@ -46,26 +46,27 @@ def options(
 
 
 def arrays(value: Any, count: int, table: str) -> tuple[Any, ...]:
-    """Return the parts of a tuple or list of `count` entries."""
+    """Return the entries of a tuple or list that must have `count` entries."""
     if not isinstance(value, tuple | list) or len(value) != count:
         raise refusal(table, f"a tuple of {count}", type(value).__name__)
     return tuple(value)
 
 
 def gradients(value: Any) -> tuple[c.TableGradients, ...]:
-    """Return the parts of {table: (keys, gradients)}."""
+    """Return the command parts of {table: (keys, gradients)}."""
     given = mapping(value, "gradients")
     return tuple([c.TableGradients(n, None, *arrays(pair, 2, n)) for n, pair in given.items()])
 
 
 def filled(read: RowsRead, outs: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return the rows of tables by name: the caller's output, filled, where one was given."""
+    """Return rows by table: the caller's filled output if one was given, else the read rows."""
     own = {name: out for name, out in outs.items() if out is not None}
     return {table.table: own.get(table.table, table.rows) for table in read.tables}
 
 
 def bags(value: Any, mode: Any, weights: Any) -> dict[str, tuple[Any, c.Bags]]:
-    """Return keys and bags of {table: (keys, offsets)}, with the weights of some of the tables."""
+    """Return {table: (keys, bags)} from {table: (keys, offsets)}; `weights` can name some
+    tables."""
     given = mapping(value, "bags")
     weighted, found = some_of(weights, "weights", given), {}
     for name, pair in given.items():

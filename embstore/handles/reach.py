@@ -1,4 +1,4 @@
-"""How far this process reaches into a store: its device, for rows that need not pass the host."""
+"""Access of this process to the device of a store, for rows that need not pass through the host."""
 
 from typing import Any
 
@@ -8,24 +8,24 @@ from embstore.handles.lent import LentDevice
 
 
 class Reach:
-    """Answers where rows of steps may be, which `Sessions` inherit. Any thread."""
+    """Methods of `Sessions` about the place where rows of steps can be. Any thread."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the store is in this process: arrays are passed, and not sent."""
+        """Whether the store is in this process, so that arrays are passed and not sent."""
         return self._executor.is_embedded
 
     @property
     def reaches_device(self) -> bool:
-        """Whether rows of steps may be `on_device`; a server is asked."""
+        """Whether rows of steps can be `on_device`. A call to the store's server, if it has one."""
         return self.reaches()
 
     def reaches(self, name: str | None = None) -> bool:
-        """Return whether rows of steps may be `on_device`, and whether this process knows that
-        device by this name ("cuda:1"); None: by any name. A server is asked."""
+        """Return whether rows of steps can be `on_device`, on the device that this process calls
+        `name` ("cuda:1"); None: by any name. A call to the store's server, if it has one."""
         try:
             self.check_device(name)
         except (InvalidArgumentError, CapacityError):
@@ -33,12 +33,17 @@ class Reach:
         return True
 
     def check_device(self, name: str | None = None) -> None:
-        """Raise InvalidArgumentError, which says why, where `reaches` is False; CapacityError: the
-        driver or the container of the server exports no memory, or there is none left."""
+        """Raise an error with the reason if `reaches` is False.
+
+        Raises
+        ------
+        InvalidArgumentError : this process cannot use the store's device, or not by this name.
+        CapacityError : the server's driver or container exports no memory, or no memory is left.
+        """
         self._executor.check_device(name)
 
     def lend_device(self) -> LentDevice:
-        """Return the device of a store in this process, for rows that its trainer has there.
+        """Return the device of a store in this process, on which a trainer can keep its own rows.
 
         Raises
         ------
@@ -55,5 +60,5 @@ class Reach:
 
     @property
     def rounds_rows(self) -> bool:
-        """Whether rows of steps come rounded."""
+        """Whether rows of steps arrive rounded to a 16-bit type."""
         return self._executor.rounds_rows

@@ -1,7 +1,7 @@
 """The options of a trainer's run over a session: name, default, meaning and check of each, once.
 
-`Store.session` takes them by name and has this text in its help; a run, here or of hot and cold
-rows, takes them as one value.
+`Store.session` takes the options by name and shows this text in its help. The classes of runs, with
+or without hot and cold rows, take them as one value.
 """
 
 from dataclasses import dataclass
@@ -15,37 +15,39 @@ from embstore.handles.waits import check_wait_s
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a trainer's steps are announced, shared and finished; a bad value raises
-    InvalidArgumentError.
+    """The options by which a trainer's steps are announced, shared and finished.
+
+    A bad value raises InvalidArgumentError.
 
     Parameters
     ----------
-    lookahead : steps that are announced beyond the last finished one; with 1 that is the step at
-        hand alone, and no rows come while the step before computes
-    name : by which the run can be resumed, and its ranks find each other; None: neither, and it is
-        rank, world_size : this trainer among several that share each step
-    rank, world_size : of several trainers that share each step
+    lookahead : number of steps that are announced beyond the last finished step; with 1 only the
+        current step is announced, and no rows arrive while the step before it computes
+    name : name by which the run can be resumed and its ranks find each other; None: the run has one
+        rank and cannot be resumed
+    rank, world_size : index of this trainer, and number of the trainers that share each step
     planner : "per_step", "group:N" or "window", see `Sessions.open`
-    shared : let others write to the tables too
-    lease_ms : a trainer that is silent for longer loses its place
-    rank_timeout_ms : how long ranks wait for one another before the session fails
-    wait_s : how long entering a run waits, at most, for a place and for tables that a killed
-        trainer still has: until its lease runs out; None: one and a half leases
-    waits : "late": each update waits for the store, and a lookup for the rows that it changes;
-        "none": the trainer applies updates itself, and the store follows
-    depth : with "none": steps that may be finished here and not yet acknowledged, at most
-        `lookahead`; None: 4, or `lookahead` where that is less
-    all_gather : with "none" and several ranks: a function that returns the objects which all ranks
-        gave it, in rank order, as `torch.distributed.all_gather_object` does
-    resume : for a name that was used before, whether the loops of the run are given the batches of
-        all its steps, the finished ones too, which are then read and left out; False, and None: the
-        batches after `last_step`. None warns if `last_step` was never read
-    rows : where lookups of steps return rows: "host"; "device", in the memory of the store's device
-        (CuPy arrays of a GPU, NumPy's on the CPU), where the store then spreads them and sums
-        gradients, which may be there too: of an embedded store, or of a server that shares its
-        GPU's memory with this process; "auto": where the keys of their batch were, so that keys in
-        a GPU's memory keep all of a step there; on the host where that is not reached. With
-        waits="none" the trainer's rows are there with "device", of an embedded store alone
+    shared : whether other clients can write to the tables too
+    lease_ms : milliseconds for which a trainer can be silent before its session ends
+    rank_timeout_ms : time in milliseconds that ranks wait for one another before the session fails
+    wait_s : longest time in seconds that entering a run waits until a rank and tables are free that
+        a killed trainer has until its lease runs out; None: one and a half leases
+    waits : "late": each update waits for the store, and each lookup waits for the rows that the
+        update changed; "none": the trainer applies updates itself, and the store follows
+    depth : with waits="none", the most steps that can be finished at the trainer and not yet
+        acknowledged, at most `lookahead`; None: 4, or `lookahead` if that is less
+    all_gather : with waits="none" and several ranks, a function that returns the objects which all
+        ranks passed to it, in rank order, as `torch.distributed.all_gather_object` does
+    resume : whether the loops of a run with a used name are given the batches of all its steps. If
+        True, the batches of finished steps are read and left out; if False or None, the loops are
+        given the batches after `last_step`. None warns if `last_step` was never read
+    rows : memory in which lookups of steps return rows. "host": the host's memory. "device": the
+        memory of the store's device (CuPy arrays of a GPU, NumPy arrays on the CPU), where the
+        store then spreads rows over occurrences and sums gradients, which can be there too. The
+        store must be embedded, or its server must share its GPU's memory with this process. "auto":
+        the memory of the keys of the batch, so that all of a step stays on the GPU if its keys are
+        there; the host's memory if the device cannot be reached. With waits="none" and
+        rows="device", which needs an embedded store, the trainer's own rows are on the device too
     """
 
     lookahead: int = LOOKAHEAD

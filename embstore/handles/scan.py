@@ -1,6 +1,6 @@
 """A scan: the written rows of a table in order, page by page.
 
-The order is by key; a table with sparse keys has the order in which they were first written.
+The order is by key. A table with sparse keys has the order in which its keys were first written.
 """
 
 import os
@@ -17,25 +17,26 @@ from embstore.layout import VALUE_BYTES
 from embstore.results import ScannedRows
 
 BATCH_BYTES = 8 << 20
-"""The bytes of a batch of rows whose length is not given: larger ones are no faster."""
+"""The bytes of a batch if its number of rows is not given: larger batches are no faster."""
 
 
 DELETED_KEYS = 1 << 20
-"""The keys of a batch of deleted keys."""
+"""The number of keys in a batch of deleted keys."""
 
 
 class Scan:
     """An iterator over a table's written rows by ascending key, all as of one command.
 
-    Each batch is (keys (n,) int64, weights (n, dim) float32), and state (n, state_dim) float32
-    where it was asked for. A scan is closed at its end, by `close`, and as a context manager; its
-    end is that of its rows and, with `since`, of its deleted keys, whichever come later. A store
-    ends a scan that has not been read for ten minutes. One thread at a time.
+    Each batch is (keys (n,) int64, weights (n, dim) float32), followed by state (n, state_dim)
+    float32 if the caller asked for it. A scan is closed at its end, by `close`, and as a context
+    manager. With `since`, its end is reached when both its rows and its deleted keys have been
+    read. A store ends a scan that has not been read for ten minutes. One thread at a time can use a
+    scan.
 
-    Raises, when a batch, a page or deleted keys are asked for
-    ----------------------------------------------------------
-    SessionExpiredError : the scan has ended: see there, or the store was restored or opened again.
-        Batches of a scan that was closed are no error: there are no more.
+    Raises, when a batch, a page or deleted keys are read
+    -----------------------------------------------------
+    SessionExpiredError : the scan was ended by the store: unread for ten minutes, or the store was
+        restored or opened again. A closed scan raises nothing, and yields no more batches.
     CorruptTableError : a record differs from its written bytes.
     """
 
@@ -54,31 +55,31 @@ class Scan:
     ) -> None:
         self._executor = executor
         self._name = os.urandom(16).hex()
-        self._low = 0  # the lowest key that has not come
+        self._low = 0  # the lowest key that has not been read
         self._is_open = True
         opening = c.OpenScan(self._name, table, table_id, label, since, moved)
         facts = executor.execute(opening, timeout_s=timeout_s)
         self.label = label
-        """The checkpoint that is read; None: a commit made for the scan."""
+        """The checkpoint that is read; None: a commit that was made for the scan."""
         self.since = since
-        """The checkpoint whose rows are left out unless they were written again; None: none are."""
+        """The checkpoint whose rows the scan omits unless they were written again; None: none."""
         self.command: int = facts.command
-        """The last command whose effect the rows have."""
+        """The last command whose effect is in the rows."""
         self.since_command: int = facts.since_command
         self.config: TableConfig = facts.table.config
-        """The table's configuration at that command, with its rows and learning rate."""
+        """The table's configuration at `command`, with its rows and learning rate."""
         self.t: int = facts.table.t
-        """The table's t at that command."""
+        """The table's t at `command`."""
         self.since_t: int = facts.since_t
         """The table's t at the checkpoint `since`."""
         self.rows: int = facts.rows
-        """The number of rows that come, in all batches."""
+        """The number of rows in all batches."""
         self.deleted_rows: int = facts.deleted
-        """The number of rows that existed at the checkpoint `since` and do not exist any more."""
+        """The number of rows that existed at the checkpoint `since` and no longer exist."""
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
-        self._rows_came = False  # their end was asked for
+        self._rows_came = False  # the batch after the last was asked for
         self._deleted_came = not facts.deleted
         state_dim = self.config.state_dim if with_state else 0
         row_bytes = VALUE_BYTES * (self.config.dim + state_dim)
@@ -109,24 +110,27 @@ class Scan:
         return _batch(page)
 
     def page(self, low: int, rows: int) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
-        """Return the first rows whose key is not below `low`, at most `rows`, as a batch.
+        """Return, as a batch, at most `rows` rows, the first whose keys are not below `low`.
 
-        Batches are the same before and afterwards.
+        The position of the iteration does not change.
         """
         return _batch(self.read(low, rows))
 
     def read(self, low: int, rows: int) -> ScannedRows:
-        """Return the same, with the next page's `low`; with sparse keys that is no key."""
+        """Return the rows of `page`, with the argument `low` of the next page.
+
+        For sparse keys, `low` is a position in the stored order and not a key.
+        """
         read = c.ReadScan(self._name, self._table, low, rows, self.with_state)
         return self._executor.execute(read)
 
     def deleted(self, batch_keys: int = DELETED_KEYS) -> Iterator[Keys]:
-        """Yield the keys of rows that were deleted after the checkpoint `since`, ascending: (n,)
-        int64 each time, n at most `batch_keys`. Before the rows, between them or behind them, once
-        or several times, until the scan is closed.
+        """Yield the keys of rows that were deleted after the checkpoint `since`, ascending, in
+        int64 arrays of at most `batch_keys` keys.
 
-        The rows at `since` become the rows of now if the scan's rows are set and these keys are
-        deleted.
+        The keys can be read before, between or after the rows, once or several times, until the
+        scan is closed. To turn the rows at `since` into the current rows, set the scan's rows and
+        delete these keys.
         """
         low, left = 0, self.deleted_rows
         while left:
@@ -146,7 +150,7 @@ class Scan:
         """End the scan. Closing twice is harmless."""
         if self._is_open:
             self._is_open = False
-            with suppress(EmbstoreError):  # the store ends it by itself, sooner or later
+            with suppress(EmbstoreError):  # the store will end the scan by itself
                 self._executor.execute(c.CloseScan(self._name, self._table))
 
 

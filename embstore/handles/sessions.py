@@ -1,4 +1,4 @@
-"""Look-ahead sessions by their verbs."""
+"""Look-ahead sessions: a method for each of their commands."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,20 +26,21 @@ from embstore.results import (
 
 
 class StepBags(NamedTuple):
-    """Occurrences of the keys of one table in one step, and the bags that they lie in.
+    """Occurrences of the keys of one table in one step, and the bags that contain them.
 
-    The keys of a step are known once each, in announced order, so a bag is a run of indices into
-    them: bag b pools the rows of the keys inverse[offsets[b]:offsets[b + 1]], as docs/contract.md,
-    rule 8 says. A key that occurs twice in a bag is there twice.
+    A step knows each key once, in announced order, so a bag is a range of indices into these keys:
+    bag b pools the rows of the keys inverse[offsets[b]:offsets[b + 1]] (docs/contract.md, rule 8).
+    A key that occurs twice in a bag counts twice.
     """
 
     inverse: NDArray[np.int32]
-    """(n,), the index of each occurrence into the announced keys."""
+    """The index of each occurrence among the announced keys, shape (n,)."""
     offsets: NDArray[np.int64] | None = None
-    """(bags + 1,), rising from 0 to n; None: no bags, a row for each occurrence."""
+    """Bounds of the bags, shape (bags + 1,), rising from 0 to n; None: no bags, one row for each
+    occurrence."""
     mode: Pooling = "sum"
     weights: NDArray[np.float32] | None = None
-    """(n,), finite, with mode "sum" only; None: no weights."""
+    """Weights of the occurrences, shape (n,), finite, with mode "sum" only; None: no weights."""
 
     @classmethod
     def of(
@@ -51,62 +52,63 @@ class StepBags(NamedTuple):
         *,
         table: str,
     ) -> "StepBags":
-        """Check a caller's bags of `table`; `inverse` is known to be right.
+        """Return checked bags of `table`. `inverse` must be correct already.
 
         Raises
         ------
-        InvalidArgumentError : another shape, dtype or mode; weights that are not finite, or that
-            come with another mode than "sum".
+        InvalidArgumentError : another shape, dtype or mode; weights that are not finite, or are
+            given with a mode other than "sum".
         """
         bags = checked_bags(c.Bags(offsets, mode, weights), len(inverse), table)
         return cls(inverse, bags.offsets, bags.mode, bags.weights)
 
     @property
     def bags(self) -> c.Bags | None:
-        """The bags, as a command has them."""
+        """The bags in the form of a command."""
         return None if self.offsets is None else c.Bags(self.offsets, self.mode, self.weights)
 
 
 class SomeGradients(NamedTuple):
-    """Gradients of some of the keys of one table in one step; the others have none."""
+    """Gradients for some of the keys of one table in one step; the other keys get no update."""
 
     positions: NDArray[Any]
-    """(n,) integers, ascending: which announced keys have one."""
+    """The indices, among the announced keys, of the keys with a gradient: (n,) integers,
+    ascending."""
     rows: ArrayLike
-    """(n, dim) float32."""
+    """Gradients, (n, dim) float32."""
 
 
 class BagGradients(NamedTuple):
-    """Gradients of occurrences of a table's keys in one step, or of bags of them."""
+    """Gradients of the occurrences of a table's keys in one step, or of bags of occurrences."""
 
     bags: StepBags
     rows: ArrayLike
-    """(n, dim) float32, of the occurrences; (bags, dim), where they lie in bags. The store sums
+    """Gradients, float32: (n, dim) of the occurrences, or (bags, dim) of their bags. The store sums
     them by key (docs/contract.md, rules 2 and 8)."""
 
 
 MakeRows = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
-"""Returns arrays for rows, float32, by the names of their tables and their shapes."""
+"""Function that makes float32 arrays for rows, given the names of their tables and their shapes."""
 
 
 class Serving(NamedTuple):
-    """The process that has the sessions now, and the store's state."""
+    """The process that runs the sessions now, and the store's state."""
 
     process: str
-    """The server's process: its sessions end with it. Empty: the store is embedded."""
+    """The id of the server's process, with which its sessions end. Empty: the store is embedded."""
     epoch: int
-    """The store's epoch: another one has lost commands."""
+    """The store's epoch. A change of the epoch means that commands were lost."""
 
 
 class Sessions(Reach):
-    """Look-ahead sessions by their verbs. Any thread.
+    """Look-ahead sessions, by their commands. Any thread.
 
-    A rank names itself by its **member**, which `join` gave it. Steps are numbered one after the
-    other from the session's place; a rank may repeat a call for a step, and gets the same answer. A
-    call renews its member's lease as it begins, and not while it waits for a server: a client that
-    may wait for longer calls `renew` meanwhile.
+    A rank identifies itself by its **member**, a secret from `join`. Steps are numbered
+    consecutively from the session's resume position; a rank can repeat a call for a step, and gets
+    the same answer. A call renews its member's lease when it begins, but not while it waits for a
+    server: a client whose call may wait longer than the lease must call `renew` meanwhile.
 
-    One class, because each verb of a session is a method, and has a text of its own.
+    One class, because each command of a session is a method with its own documentation.
     """
 
     # Opening and closing
@@ -128,22 +130,24 @@ class Sessions(Reach):
 
         Parameters
         ----------
-        name : 1 to 255 printable characters; a name that was used before goes on at its place
-        tables : tables that steps may name; held until the session ends
-        lookahead_steps_max : steps that may be announced beyond the last finished one
-        world_size : ranks that share each step
-        planner : how early rows are fetched: "per_step" as late as they can be there in time,
-            "group:N" N steps as one, "window" as early as their step is announced
-        shared : others may write to the tables as well; no rows are early then
-        lease_ms : a rank that is silent for longer loses its place; ten minutes at most
-        rank_timeout_ms : how long ranks wait for one another before the session fails
-        waits : "none" for trainers that apply updates themselves: `read_step` is theirs, and a step
-            may be sent to be finished before earlier steps are
+        name : 1 to 255 printable characters; a name that was used before resumes after its last
+            finished step
+        tables : tables that steps can name; the session is their only writer until it ends
+        lookahead_steps_max : most steps that can be announced beyond the last finished step
+        world_size : number of ranks that share each step
+        planner : time at which rows are fetched. "per_step": just in time for their step;
+            "group:N": for N steps at once; "window": as soon as their step is announced
+        shared : whether other clients can write to the tables as well; no rows are early then
+        lease_ms : milliseconds for which a rank can be silent before the session ends; ten minutes
+            at most
+        rank_timeout_ms : milliseconds that ranks wait for one another before the session fails
+        waits : "none" for trainers that apply updates themselves. Such trainers can call
+            `read_step`, and can send the end of a step before earlier steps are finished
 
         Raises
         ------
         InvalidArgumentError, TableNotFoundError : nothing has changed.
-        TableHeldError : the name is open with other options, or another session holds a table.
+        TableHeldError : the name is open with other options, or another session uses a table.
         """
         named: Any = tuple(tables) if isinstance(tables, list) else tables
         command = c.OpenSession(
@@ -160,33 +164,34 @@ class Sessions(Reach):
         return self._executor.execute(command)
 
     def join(self, name: str, rank: int, *, member: str | None = None) -> Membership:
-        """Take the place of a rank.
+        """Become a rank of a session.
 
-        member : 16 to 64 characters that cannot be guessed; a repeated join with the same ones gets
-            the same answer. None: chosen here
+        member : 16 to 64 characters that cannot be guessed; a repeated join with the same member
+            gets the same answer. None: this method chooses them
 
         Raises
         ------
         SessionExpiredError : no session of this name is open.
-        TableHeldError : the rank is taken, by a client whose lease has not run out.
+        TableHeldError : another client, whose lease has not run out, has the rank.
         InvalidArgumentError : the session has no such rank.
         """
         chosen = os.urandom(16).hex() if member is None else member
         return self._executor.execute(c.JoinSession(name, rank, chosen))
 
     def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
-        """Renew the rank's lease, as every other call of it does. Does not wait for other ranks."""
+        """Renew the rank's lease, as all its other calls do. Does not wait for other ranks."""
         return self._executor.execute(c.RenewLease(member), timeout_s=timeout_s)
 
     def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
-        """Leave a session; the last rank's leaving ends it. Closing twice is harmless.
+        """Leave a session, which ends when its last rank leaves. Closing twice is harmless.
 
-        forget : also delete the place that is kept under the name
+        forget : also delete the resume position that the store keeps for the session's name
         """
         self._executor.execute(c.CloseSession(member, bool(forget)), timeout_s=timeout_s)
 
     def end(self, name: str) -> None:
-        """End a session for all its ranks, which get an error; its place stays. For operators.
+        """End a session for all its ranks, which get an error; the resume position is kept. For
+        operators.
 
         Raises
         ------
@@ -195,7 +200,8 @@ class Sessions(Reach):
         self._executor.execute(c.EndSession(name))
 
     def serving(self) -> Serving:
-        """Return the process that has the sessions; after a restart it is another one."""
+        """Return the process that runs the sessions, which changes with a restart, and the
+        epoch."""
         found = self._executor.execute(c.GetServerInfo())
         return Serving(found.process, found.context.epoch)
 
@@ -205,12 +211,12 @@ class Sessions(Reach):
         return {name: found[name] for name in names}
 
     def t(self, tables: Iterable[str]) -> dict[str, int]:
-        """Return the t of tables, by name: for a session's tables, t after its last finished
+        """Return t of each table, by name. For tables of a session it is t after the last finished
         step."""
         return {name: table.t for name, table in self.tables(tables).items()}
 
     def call_bytes_max(self) -> int:
-        """Return how many bytes of keys and rows a call may have."""
+        """Return the most bytes of keys and rows that a call can have."""
         return self._executor.execute(c.GetServerInfo()).limits.call_bytes_max
 
     # Steps
@@ -222,16 +228,16 @@ class Sessions(Reach):
 
         Parameters
         ----------
-        steps : {step: {table: (u,) int64, unique}}, each the next one; a step that was announced
-            with the same keys is passed over
-        is_last : this rank has no steps after these. It finishes those that it has announced; the
-            steps of the other ranks do not wait for it any more
+        steps : {step: {table: (u,) int64, unique}}, consecutive steps; a step that was announced
+            before with the same keys is skipped
+        is_last : whether this rank has no steps after these steps. It still finishes all steps that
+            it has announced; later steps of the other ranks do not wait for it
 
         Raises
         ------
-        InvalidArgumentError : not the next step, more than the session's lookahead_steps_max ahead,
-            keys that repeat or are out of range, a table that is not the session's, steps after the
-            last. None of the steps is announced.
+        InvalidArgumentError : a step is not the next one, or is more than the session's
+            lookahead_steps_max ahead; keys repeat or are out of range; a table is not the
+            session's; steps follow the last step. None of the steps is announced.
         """
         named = tuple(
             c.StepKeys(step, tuple(c.StepTable(name, keys) for name, keys in of_step.items()))
@@ -249,23 +255,24 @@ class Sessions(Reach):
         on_device: bool = False,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
+        """Return the rows of an announced step, {table: (u, dim)}, once all earlier steps are
+        finished.
 
-        out : {table: (u, dim) float32} to fill and return, of some tables, or a function that makes
-            them, of all. They may be in the memory of the device that has the tables, as in
-            `Table.lookup`, where `reaches_device`; arrays of a function must be there, unless the
-            store is embedded
-        on_device : rows are new arrays in the memory of the device that has the tables: CuPy arrays
-            of a GPU, ordered behind the store's work in CuPy's current stream. A server that shares
-            its GPU's memory with this process lends them, as in `Table.lookup`; use them in that
-            stream, or in the one in which the step's gradients are made
-        timeout_s : how long to wait for the turn; None: the session's rank_timeout_ms
+        out : {table: (u, dim) float32}, arrays to fill and return for some of the tables; or a
+            function that makes the arrays of all tables. Where `reaches_device`, the arrays can be
+            in the memory of the device that has the tables, as in `Table.lookup`; the arrays of a
+            function must be in that memory, unless the store is embedded
+        on_device : whether the rows are new arrays in the memory of the device that has the tables:
+            CuPy arrays of a GPU, which CuPy's current stream uses after the store's work. A server
+            that shares its GPU's memory with this process lends the arrays, as in `Table.lookup`;
+            use them in that stream, or in the stream in which the step's gradients are computed
+        timeout_s : longest wait for earlier steps, in seconds; None: the session's rank_timeout_ms
 
         Raises
         ------
-        DeadlineError : earlier steps are not finished in time.
-        InvalidArgumentError : `on_device` together with `out`, or where `reaches_device` is False;
-            `out` on the device, for a step that another client has announced.
+        DeadlineError : earlier steps were not finished in time.
+        InvalidArgumentError : `on_device` is given together with `out`, or while `reaches_device`
+            is False; or `out` is on the device, and another client announced the step.
         """
         makes = callable(out)
         outs = {} if out is None or makes else mapping(out, "out")
@@ -276,8 +283,10 @@ class Sessions(Reach):
         return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), outs)
 
     def prefetch_step(self, member: str, step: int) -> Prefetched | None:
-        """Ask for a step's rows, and return at once an object that waits for them; None: nothing is
-        gained by it, as the store is in this process."""
+        """Request a step's rows, and return at once an object that waits for them.
+
+        Return None if the store is in this process, where a prefetch gains nothing.
+        """
         return self._executor.prefetch(c.LookupStep(member, step))
 
     def lookup_step_pooled(
@@ -290,7 +299,7 @@ class Sessions(Reach):
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Return the pooled rows of bags of announced keys, {table: (bags, dim)}, or the rows of
-        occurrences that lie in no bags, (n, dim). `on_device` as in `lookup_step`."""
+        occurrences without bags, (n, dim). `on_device` has the meaning of `lookup_step`."""
         named = tuple(
             c.StepBags(name, of.inverse, of.bags) for name, of in mapping(bags, "bags").items()
         )
@@ -306,9 +315,10 @@ class Sessions(Reach):
         *,
         timeout_s: float | None = None,
     ) -> StepRecords:
-        """Return weights and state of some announced keys, as soon as they are in the cache.
+        """Return weights and state of some announced keys, as soon as their rows are in the cache.
 
-        Earlier steps may be unfinished: `last_step` of the result says which are in the rows.
+        Earlier steps can be unfinished: the rows contain the updates up to the result's
+        `last_step`.
 
         Parameters
         ----------
@@ -334,24 +344,27 @@ class Sessions(Reach):
         timeout_s: float | None = None,
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
-        finished; the last rank's call applies the gradients of all ranks. With an embedded store,
-        and with a server that shares its GPU's memory with this process, they may be in the
-        device's memory; gradients there of several ranks are summed by key, and wait for the last
-        rank. `SomeGradients` leave keys out, which are not updated; `BagGradients` are of
-        occurrences, and are summed by key.
+        finished. The last rank's call applies the gradients of all ranks.
 
-        learning_rate : for this update only, also by table; None: the tables'
+        With an embedded store, and with a server that shares its GPU's memory with this process,
+        gradients can be in the device's memory. If there are several ranks, such gradients are
+        summed by key on the device, and the sums wait there for the last rank. `SomeGradients`
+        leave out some keys, which are not updated. `BagGradients` belong to occurrences, and are
+        summed by key.
+
+        learning_rate : rate for this update only, also by table; None: the tables' rates
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
-            announced tables and keys in their order; None: unchecked. Over shards only a
+            announced tables and keys in their order; None: no check. With shards only a
             `embstore.commands.RowsChecksum` is compared
-        is_finite : whether rule 9 accepts the update of all ranks, where the caller knows: False
-            skips it (or refuses it, see `on_nonfinite`)
+        is_finite : whether rule 9 accepts the update of all ranks, if the caller knows; False skips
+            the update (or refuses it, see `on_nonfinite`)
 
         Raises
         ------
         ReplicaMismatchError : the checksum differs. The step is not applied, and the session ends.
-        InvalidArgumentError : tables, shapes or dtypes other than announced, options other than
-            another rank's, a sum that is not finite. The step is open, for another try or a skip.
+        InvalidArgumentError : tables, shapes or dtypes differ from the announcement, options differ
+            from another rank's options, or a sum is not finite. The step stays open: send it again
+            or skip it.
         """
         named = tuple(
             step_gradients(name, given) for name, given in mapping(gradients, "gradients").items()
@@ -369,16 +382,17 @@ class Sessions(Reach):
     def skip_step(
         self, member: str, step: int, *, timeout_s: float | None = None
     ) -> AcknowledgedUpdate:
-        """Finish a step whose gradients are not to be applied; all ranks must say so."""
+        """Finish a step without applying its gradients; all ranks must skip it."""
         return self._executor.execute(c.SkipStep(member, step), timeout_s=timeout_s)
 
     # Rows that were trained elsewhere
 
     def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
-        """Set rows of the session's tables, as its only writer: a hot replica's way to send back.
+        """Set rows of the session's tables, as their only writer. A hot replica sends its rows back
+        by this method.
 
-        One command for all tables, as `Table.put_rows` is for one. Steps that are announced may
-        have been sent early; so all must be finished before.
+        It is one command for all tables; `Table.put_rows` sets rows of one table. All announced
+        steps must be finished first, because their rows may have been sent early.
 
         Parameters
         ----------
@@ -386,8 +400,8 @@ class Sessions(Reach):
 
         Raises
         ------
-        InvalidArgumentError : steps are announced and not finished, the session is shared, or has
-            no such table; or an argument is wrong. Nothing has changed.
+        InvalidArgumentError : announced steps are not finished, the session is shared or lacks a
+            table, or an argument is wrong. Nothing has changed.
         """
         named = tuple(
             c.StepPut(name, *parts.arrays(put, 4, name))
@@ -395,36 +409,38 @@ class Sessions(Reach):
         )
         return self._executor.execute(c.PutStepRows(member, named))
 
-    # Rows that are to be as if they had never been written
+    # Rows that are deleted
 
     def delete_rows(self, member: str, table: str, keys: ArrayLike) -> Deleted:
-        """Delete rows of one of the session's tables, as `Table.delete`, which is refused as long
-        as a session holds the table.
+        """Delete rows of one of the session's tables. `Table.delete` is refused while a session
+        uses the table.
 
-        It is done when its turn has come, between two steps as a rule: whatever was announced, the
-        rows of steps that are looked up afterwards are those after the deletion, also where they
-        were sent early, or with `prefetch_step`. A step that was looked up before may be updated.
+        The deletion is executed in its turn on the engine, usually between two steps. A step that
+        is looked up after it gets rows without the deleted content, even if its rows were sent
+        early or requested by `prefetch_step`. A step that was looked up before it can still be
+        updated.
 
         Raises
         ------
-        InvalidArgumentError : the session has no such table; its trainer runs ahead (waits="none"),
-            and has rows of its own; keys of another shape, dtype or range. Nothing has changed.
+        InvalidArgumentError : the session lacks the table; its trainer runs ahead (waits="none"),
+            and therefore has rows of its own; or keys have another shape, dtype or range. Nothing
+            has changed.
         """
-        given: Any = keys  # the executor makes an array of it
+        given: Any = keys  # the executor converts it to an array
         return self._executor.execute(c.DeleteRows(c.TableKeys(table, None, given), member=member))
 
     def clear_table(self, member: str, table: str) -> Deleted:
-        """Delete all rows of one of the session's tables, as `delete_rows` some."""
+        """Delete all rows of one of the session's tables, as `delete_rows` deletes some of them."""
         return self._executor.execute(c.ClearTable(table, member=member))
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return the stats of every open session, each with the stats of planning."""
+        """Return the stats of every open session, combined with the stats of planning."""
         found = self._executor.execute(c.GetStats())["sessions"]
         return [session | found["planning"] for session in found["open"]]
 
 
 def step_gradients(table: str, given: Any) -> c.StepGradients:
-    """Return one table's gradients of a step, as `update_step` takes them, as they are sent."""
+    """Return one table's gradients of a step, in the form of `update_step`, as a command part."""
     if isinstance(given, SomeGradients):
         rows: Any = given.rows
         return c.StepGradients(table, rows, given.positions)

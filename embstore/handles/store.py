@@ -1,11 +1,11 @@
-"""A store as its users see it: a method for each verb that concerns more than one `Table`.
+"""A store as its users see it: a method for each command that concerns more than one `Table`.
 
-    store_tables        tables, and calls that name several
+    store_tables        tables, and calls that name several tables
     store_cache         the cache, and how often rows are used
-    store_checkpoints   the checkpoints: durable, kept and restored states
-    store_shards        a store that is one of several
+    store_checkpoints   checkpoints: made, kept, restored, copied
+    store_shards        a store that is one of several: a standby or a shard
 
-Sessions are `sessions`, and for a trainer `session`.
+`Store.sessions` has the commands of look-ahead sessions; a trainer uses `Store.session`.
 """
 
 from collections.abc import Sequence
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
 class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
     """A store: its tables, sessions and checkpoints. A context manager that closes it.
 
-    Closing an embedded store commits it; closing a server's ends the connection.
+    Closing an embedded store commits it; closing a server's store ends the connection.
     """
 
     def __init__(self, executor: Executor, *, timeout_s: float | None = None) -> None:
-        """Execute commands by `executor`, which shall answer within `timeout_s`."""
+        """Create a store whose commands `executor` executes, which must answer within
+        `timeout_s`."""
         self.executor = executor
         """The executor of commands; for an embedded store the engine."""
         self.sessions = Sessions(executor)
-        """Look-ahead sessions by their verbs; `session` is the way for a trainer."""
+        """Look-ahead sessions by their commands; a trainer uses the method `session`."""
         info = executor.execute(c.GetServerInfo(), timeout_s=timeout_s)
         self.store_id = info.context.store_id
-        """The directory's own name, made with it and never changed."""
+        """The id of the store's directory, made with it and never changed."""
         self.limits: Limits = info.limits
-        """The named bounds of calls; a server sends its own when a client connects."""
+        """The named bounds of calls; a server sends its bounds when a client connects."""
         self.unsent = []
 
     def __enter__(self) -> "Store":
@@ -62,8 +63,11 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         return f"<embstore.Store {self.executor!r}>"
 
     def close(self) -> None:
-        """Commit an embedded store and release its memory and directory; end the connection to a
-        server and cut off the calls that run. Closing twice is harmless."""
+        """Close the store. Closing twice is harmless.
+
+        An embedded store is committed, and its memory and directory are released. The connection to
+        a server is ended, and running calls are cut off.
+        """
         self.executor.close()
 
     # Look-ahead
@@ -88,7 +92,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         resume: bool | None = RunOptions.resume,
         rows: c.RowsWhere = RunOptions.rows,
     ) -> "Run":
-        """Return a run: training that announces to the store which rows its coming steps will use.
+        """Return a run: a training loop that announces to the store the rows of its coming steps.
 
             with store.session(tables=["ads"], lookahead=16) as run:
                 for step in run.steps(batches, keys=lambda batch: {"ads": batch.ads}):
@@ -96,29 +100,31 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
                     ...
                     step.update({"ads": gradients})
 
-        Every lookup of a step hits the cache, and no bit of the tables depends on it. Over a
-        network, the rows of a step come while the step before computes. When a server has
-        restarted, the run's next call raises SessionExpiredError or OutcomeUnknownError: with a
-        `name`, another run goes on after the `last_step` of the server's last commit.
+        Every lookup of a step hits the cache, and the bits of the tables do not depend on it. Over
+        a network, the rows of a step arrive while the step before it computes. After a restart of
+        the server, the run's next call raises SessionExpiredError or OutcomeUnknownError; a run
+        with a `name` can then be opened again, and continues after the `last_step` of the server's
+        last commit.
 
         Parameters
         ----------
-        tables : tables that steps may name; while the run is open it is their only writer; the
+        tables : tables that steps can name; the run is their only writer while it is open. The
             options are described at `embstore.handles.run_options.RunOptions`
 
         Raises
         ------
-        InvalidArgumentError : at once; the store's own errors come when the run is entered.
+        InvalidArgumentError : an option is wrong. The store's own errors are raised when the run is
+            entered.
         """
         given = {n: value for n, value in locals().items() if n not in ("self", "tables")}
-        from embstore_training.run import Run  # a loop over any store: nothing here needs it
+        from embstore_training.run import Run  # a loop over any store; only this method needs it
 
         return Run(self.sessions, tables, **given)
 
     # Looking
 
     def server_info(self) -> ServerInfo:
-        """Return the facts of the store, or of the server: version, device, limits."""
+        """Return the properties of the store, or of its server: version, device, limits."""
         return self.executor.execute(c.GetServerInfo())
 
     @property
@@ -128,8 +134,8 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
 
     @property
     def epoch(self) -> int:
-        """A number that grows when acknowledged commands are undone, by a restore or by a crash:
-        rows and t read before are void."""
+        """A number that grows when acknowledged commands are undone, by a restore or by a crash.
+        Rows and t that were read in an earlier epoch are void."""
         return self.server_info().context.epoch
 
     @property
@@ -139,13 +145,13 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
 
     @property
     def device_facts(self) -> dict[str, Any]:
-        """The device's model, memory and versions, as opening, `warm_up` or `stats` last found
-        them.
+        """The device's model, memory and versions, as of opening, `warm_up` or `stats`, whichever
+        was last.
 
-        "model", "memory_bytes" and "memory_free_bytes"; of the CPU also "threads"; of a GPU also
-        "driver_version", "runtime_version", "multiprocessors", "compile_seconds" (of `warm_up`) and
-        "scratch_bytes" (memory for calls, outside the cache). Waits for no call: a device is asked
-        by calls alone.
+        The keys are "model", "memory_bytes" and "memory_free_bytes"; for the CPU also "threads";
+        for a GPU also "driver_version", "runtime_version", "multiprocessors", "compile_seconds" (of
+        `warm_up`) and "scratch_bytes" (memory for calls, outside the cache). This property does not
+        query the device, because only calls on the engine can; so it waits for no call.
         """
         return self.server_info().device_info
 
@@ -165,13 +171,13 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold.
 
-        For tests and idle times.
+        For tests, and for times without other calls.
         """
         violation = self.executor.execute(c.CheckIntegrity())
         assert not violation, violation
 
     def warm_up(self) -> None:
-        """Compile every kernel now, or load it from the cache of an earlier process.
+        """Compile every kernel now, or load it from the kernel cache of an earlier process.
 
         A kernel that was not warmed up is compiled at its first use, which takes seconds. A server
         does this before it reports that it is ready.

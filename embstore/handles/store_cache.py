@@ -1,7 +1,7 @@
-"""The cache of a store, and how often its rows are used: which rows are resident, not their bits.
+"""The commands of a store's cache: its size, its policy, profiles and hot sets.
 
-Profiles and hot sets come from counts of lookups, are kept in the directory, and say which rows
-stay, and which are brought in. No bit of a table depends on them.
+They decide which rows are resident, and change no bit of a table. Profiles and hot sets are derived
+from counts of lookups, and are stored in the store's directory.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,18 @@ from embstore.results import HotSetFacts
 
 
 class StoreCache:
-    """Verbs of the cache, which a `Store` has."""
+    """Methods of a `Store` for its cache."""
 
     executor: Executor
 
     def resize_cache(self, cache_bytes: int) -> None:
         """Change the cache's budget at run time. Rows may move; their bits do not change.
 
-        The cache is then as if it had been opened with that budget, the sizes of its slabs too. A
-        larger one fills as rows are used. For a smaller one, rows leave until the rest fits, the
-        rows of the last slabs and not the coldest; dirty ones go to the log first, and the memory
-        goes back to the system. No command is counted, and a store opened read-only takes it too.
+        The cache is then as if it had been opened with that budget, including the sizes of its
+        slabs. A larger cache fills as rows are used. For a smaller one, rows leave until the rest
+        fits: the rows of the last slabs, not the coldest rows. Dirty rows are written to the log
+        first, and the memory is returned to the system. The call takes no command number, and also
+        works on a read-only store.
 
         Parameters
         ----------
@@ -35,63 +36,67 @@ class StoreCache:
 
         Raises
         ------
-        InvalidArgumentError : no integer >= 1.
-        CapacityError : too little for the layouts there are (the message names the least that is
-            enough), more address space than the system gives, or no disk space for the dirty rows
-            that must leave. The budget stays; in the last case some rows have left the cache.
+        InvalidArgumentError : the value is no integer >= 1.
+        CapacityError : the budget is too small for the existing layouts (the message names the
+            smallest sufficient budget), the system has not enough address space, or the disk has no
+            space for the dirty rows that must leave. The budget stays; in the last case some rows
+            have left the cache.
         """
         self.executor.execute(c.ResizeCache(cache_bytes))
 
     def set_policy(self, policy: str) -> None:
         """Choose the policy by which rows leave the cache, until the store is opened again.
 
-        Rows stay where they are, and begin anew: the counts of the old policy have no meaning under
-        the new one. Imported profiles count as if the store had been opened with it. Other calls go
-        on in between, sessions too; a store opened read-only takes it as well.
+        Rows keep their slots, and their counts start again, because the counts of the old policy
+        have no meaning under the new policy. Imported profiles count as if the store had been
+        opened with the policy. Other calls, also of sessions, are executed meanwhile. This also
+        works on a read-only store.
 
         Parameters
         ----------
-        policy : as in `embstore.open`
+        policy : name of a policy, as in `embstore.open`
 
         Raises
         ------
-        InvalidArgumentError : there is no such policy. Nothing has changed.
+        InvalidArgumentError : no policy has this name. Nothing has changed.
         """
         self.executor.execute(c.SetPolicy(policy))
 
     def export_profile(self, *, source: c.ProfileSource = "counted") -> Profile:
-        """Return how often the rows of each table are accessed.
+        """Return a profile: how often the rows of each table are accessed.
 
         Parameters
         ----------
-        source : "counted" by this store, of the share `count_rate` of its lookups (exact up to a
-            million rows of a table, see `TableProfile.error`), with a recording of the order of
-            calls; or "imported"
+        source : "counted": the counts of this store, which cover the share `count_rate` of its
+            lookups (exact up to a million rows of a table, see `TableProfile.error`), with a
+            recording of the order of calls; or "imported": the imported profile
         """
         return self.executor.execute(c.ExportProfile(source))
 
     def import_profile(self, profile: Profile, *, rename: Mapping[str, str] | None = None) -> None:
-        """Use a profile, from now on and when the store is opened again.
+        """Use a profile, from now on and also when the store is opened again.
 
-        Under the rank policy it decides which rows leave the cache; warming uses it under every
-        policy; under LFU, rows that are in the cache start with counts in its proportion. No row, t
-        or digest changes.
+        Under the rank policy the profile decides which rows leave the cache. Warming uses it under
+        every policy. Under LFU, rows that are in the cache start with counts in proportion to the
+        profile. No row, t or digest changes.
 
         Parameters
         ----------
-        rename : the names of tables here by their names in the profile, where they differ
+        rename : {name in the profile: name of the table in this store}, where the names differ
 
         Raises
         ------
-        TableNotFoundError : the profile has a table that is not here.
-        InvalidArgumentError : it has rows beyond a table's. Nothing has changed.
+        TableNotFoundError : the profile has a table that this store does not have.
+        InvalidArgumentError : the profile has a row that its table does not have. Nothing has
+            changed.
         PermissionDeniedError : the store was opened read-only.
         """
         renamed: Any = {} if rename is None else rename
         self.executor.execute(c.ImportProfile(profile, renamed))
 
     def clear_counts(self) -> None:
-        """Start the counts of accesses at zero; the counts before do not return with a restart."""
+        """Reset the counts of accesses to zero; a restart does not bring the earlier counts
+        back."""
         self.executor.execute(c.ClearCounts())
 
     def warm_cache(
@@ -101,15 +106,16 @@ class StoreCache:
         progress: Progress | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Bring the rows of highest profiled frequency into the cache; return how many.
+        """Read the rows of highest profiled frequency into the cache; return their number.
 
-        Other calls go on in between. A server goes on when this call has ended, by `timeout_s` or
-        by an error that `progress` raises; the same call again joins it.
+        Other calls are executed meanwhile. A server continues after the end of this call, by
+        `timeout_s` or by an error that `progress` raises; a second call then joins the running
+        warm-up.
 
         Parameters
         ----------
-        share : the share of the slots to fill, above 0 and at most 1
-        progress : called with the number of rows that are done, and the number of all
+        share : share of the slots to fill, above 0 and at most 1
+        progress : function that is called with the number of rows that are read, and the total
         """
         command = c.WarmCache(share)
         return self.executor.execute(command, progress=progress, timeout_s=timeout_s).rows
@@ -120,23 +126,25 @@ class StoreCache:
         *,
         timeout_s: float | None = None,
     ) -> HotSetFacts:
-        """Bring a hot set into the cache and keep it there, in place of the one before; None: none.
+        """Read a hot set into the cache and keep it there, in place of the previous one; None:
+        unpin.
 
-        A row that both sets have stays in the cache throughout; other calls go on in between. The
-        set is pinned again when the store is opened. A server goes on when `timeout_s` has passed.
-        Keys by table are a set of version 1, see `HotSet.of`.
+        A row of both the previous and the new set stays in the cache throughout. Other calls are
+        executed meanwhile. The set is pinned again when the store is opened. A server continues
+        pinning after `timeout_s` has passed. A mapping {table: keys} is a hot set of version 1, see
+        `HotSet.of`.
 
         Raises
         ------
-        InvalidArgumentError : its version is not above the pinned one's, or a key is beyond its
-            table.
-        TableNotFoundError, CapacityError : a table is not there; more rows than three quarters of
-            the slots. Nothing has changed.
+        InvalidArgumentError : the version is not above the pinned set's version, or a key is not in
+            its table.
+        TableNotFoundError : a table of the set does not exist. Nothing has changed.
+        CapacityError : the set has more rows than three quarters of the slots. Nothing has changed.
         """
         if hot_set is None:
             return self.executor.execute(c.UnpinHotSet(), timeout_s=timeout_s)
         return self.executor.execute(c.PinHotSet(HotSet.of(hot_set)), timeout_s=timeout_s)
 
     def hot_set(self) -> HotSet | None:
-        """Return the hot set that is pinned, or is to be."""
+        """Return the hot set that is pinned, or is about to be pinned."""
         return self.executor.execute(c.GetHotSet())

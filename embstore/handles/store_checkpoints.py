@@ -1,4 +1,4 @@
-"""The checkpoints of a store: made, kept, restored, and copied elsewhere."""
+"""The checkpoints of a store: how they are made, kept, restored, and copied elsewhere."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,11 +12,12 @@ from embstore.results import BackupFacts, KeptCheckpoint
 
 
 class StoreCheckpoints:
-    """Verbs of checkpoints, which a `Store` has."""
+    """Methods of a `Store` for checkpoints."""
 
     executor: Executor
     unsent: list[Callable[[], str]]
-    """Each returns a text about updates made elsewhere that are not here yet, or an empty one."""
+    """Functions that each describe updates made elsewhere that the store does not have yet, or
+    return an empty text."""
 
     def checkpoint(
         self,
@@ -27,13 +28,13 @@ class StoreCheckpoints:
     ) -> KeptCheckpoint:
         """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
 
-        The `checkpoints_keep` newest labels can be restored, and those that `set_retention` has
-        protected. A label is used once while it is kept.
-        Warns if a hot/cold run over this store has trained rows since its last exchange.
+        The `checkpoints_keep` newest labels can be restored, and also the labels that
+        `set_retention` protected. A label cannot be used again while it is kept. Warns if a
+        hot/cold run over this store has trained rows since its last exchange.
 
         Raises
         ------
-        CheckpointExistsError, InvalidArgumentError, CapacityError : the store goes on as it was.
+        CheckpointExistsError, InvalidArgumentError, CapacityError : the store continues unchanged.
         StorageError : the disk failed; the store must be opened again.
         """
         for missing in filter(None, [says() for says in self.unsent]):
@@ -42,29 +43,28 @@ class StoreCheckpoints:
         return self.executor.execute(c.Checkpoint(label, noted), timeout_s=timeout_s)
 
     def checkpoints(self) -> list[KeptCheckpoint]:
-        """Return the kept checkpoints, oldest first: label, metadata, and their state."""
+        """Return the kept checkpoints, oldest first: label, metadata, and state of each."""
         return list(self.executor.execute(c.ListCheckpoints()))
 
     def set_retention(self, label: str, retention: Retention) -> KeptCheckpoint:
-        """Protect a kept checkpoint, make it a routine one again, or drop it; return its
-        description after the change, or before a drop.
+        """Protect a kept checkpoint, make it routine again, or drop it.
 
-        Sessions, scans, backups and a restore that has ended need no label that is kept: any may be
-        dropped, the newest too. Files that only it needs are deleted at once, or with the next
-        merge.
+        Return its description after the change, or before a drop. Any label can be dropped, also
+        the newest: sessions, scans, backups and a finished restore do not need it. Files that only
+        this checkpoint needs are deleted at once, or with the next merge.
 
         Parameters
         ----------
-        retention : "protected": newer ones do not push it out, and it cannot be dropped; "routine",
-            the retention of a new one: the last `checkpoints_keep` ones of its folder are kept, and
-            all protected ones; "dropped": it is not kept any more
+        retention : "protected": newer checkpoints do not push it out, and it cannot be dropped;
+            "routine", as for a new checkpoint: in each folder, all protected checkpoints and the
+            last `checkpoints_keep` routine ones are kept; "dropped": it is no longer kept
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept.
-        CheckpointProtectedError : one that is protected was to be dropped.
-        CapacityError : 64 others are protected.
-        PermissionDeniedError : the store was opened read-only, or is a standby's.
+        CheckpointProtectedError : the checkpoint to be dropped is protected.
+        CapacityError : 64 other checkpoints are protected.
+        PermissionDeniedError : the store was opened read-only, or is a standby.
         """
         return self.executor.execute(c.SetRetention(label, retention))
 
@@ -75,16 +75,16 @@ class StoreCheckpoints:
 
         Parameters
         ----------
-        wait_s : how long to wait for open sessions to end, at most. The session of a trainer that
+        wait_s : longest wait for open sessions to end, in seconds. The session of a trainer that
             was killed ends when its lease has run out
-        force : end open sessions, for all their ranks, which get an error
+        force : whether to end open sessions; all their ranks get an error
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
-        CheckpointProtectedError : a newer one, which would be lost, is protected. Nothing has
-            changed.
-        TableHeldError : a session is open, still or again. Nothing has changed.
+        CheckpointProtectedError : a newer checkpoint, which would be lost, is protected. Nothing
+            has changed.
+        TableHeldError : a session is still open, or was opened meanwhile. Nothing has changed.
         """
         command = c.Restore(label, bool(force))
         return retry_within(lambda: self.executor.execute(command), wait_s).command
@@ -92,32 +92,32 @@ class StoreCheckpoints:
     def backup(
         self, destination: str, label: str | None = None, *, timeout_s: float | None = None
     ) -> BackupFacts:
-        """Copy a kept checkpoint to a directory or URL; other calls go on.
+        """Copy a kept checkpoint to a directory or URL. Other calls are executed meanwhile.
 
-        A backup is of one label; a directory may have several, and has each file once: another
-        backup adds only new files. `embstore restore-from` makes a store of it. A server continues
-        a backup when `timeout_s` has passed.
+        A backup contains one label. A directory can contain several backups and stores each file
+        once, so that another backup adds only new files. `embstore restore-from` makes a store from
+        a backup. A server continues a backup after `timeout_s` has passed.
 
         Parameters
         ----------
         destination : for a server, the name of a folder below its `--backup-within`; for an
-            embedded store a path, or a URL where fsspec is installed. It is empty, or has backups
-            of this store. On the store's own file system files get a second name there, and take no
-            space.
+            embedded store a path, or a URL if fsspec is installed. The destination must be empty,
+            or contain backups of this store. On the store's own file system, backups are hard links
+            to the store's files, and take no space.
         label : a kept checkpoint; None: the store commits, and the backup is called "command-N"; no
-            checkpoint is made or given up for it
+            checkpoint is made or dropped for it
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept.
         InvalidArgumentError : the destination has other contents, which have not changed.
         PermissionDeniedError : the server does not let clients write backups there.
-        CapacityError, StorageError : no space, or no access; earlier backups are as they were.
+        CapacityError, StorageError : no space, or no access; earlier backups are unchanged.
         """
         return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)
 
     def flush(self) -> int:
-        """Write all dirty rows to the log and return how many.
+        """Write all dirty rows to the log and return their number.
 
         A checkpoint or a clean close makes them durable.
         """

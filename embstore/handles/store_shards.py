@@ -7,57 +7,57 @@ from embstore.sharding import ShardMap
 
 
 class StoreShards:
-    """Verbs of standbys and shards, which a `Store` has."""
+    """Methods of a `Store` for standbys and shards."""
 
     executor: Executor
 
     def promote(self) -> None:
-        """Make the standby that this connection reaches the leader; a leader stays one.
+        """Make the standby that this connection reaches the leader; a leader stays a leader.
 
         Raises
         ------
-        PermissionDeniedError : it was a leader, and has been replaced.
-        StoreClosedError : it does not have the first commit of its leader yet.
+        PermissionDeniedError : the store was a leader, and has been replaced.
+        StoreClosedError : the standby does not have the first commit of its leader yet.
         """
         self.executor.execute(c.Promote())
 
     def set_shard_map(self, shard_map: ShardMap, barrier: Barrier | None = None) -> None:
-        """Give a shard the next map of its cluster; it is durable when this returns.
+        """Give a shard the next map of its cluster; the map is durable when this returns.
 
-        `barrier` is the position at which a shard without a partition takes over.
+        `barrier` is the position at which a shard without partitions starts.
 
         Raises
         ------
-        InvalidArgumentError : the store is no shard; the map is another cluster's, is not newer,
-            InvalidArgumentError : the store is no shard; the map belongs to another cluster, is not
-                newer, gives the shard another number, or has other owners or more shards while
-                writes are not paused.
-        CapacityError, StorageError : it could not be written; the shard keeps its previous map.
+        InvalidArgumentError : the store is no shard; the map belongs to another cluster, is not
+            newer, gives the shard another number, or has other owners or more shards while writes
+            are not paused.
+        CapacityError, StorageError : the map could not be written; the shard keeps its previous
+            map.
         """
         self.executor.execute(c.SetShardMap(shard_map, barrier))
 
     def pause_writes(self, by: str, until: Barrier | None = None, *, lease_ms: int = 0) -> Barrier:
-        """Have a shard refuse all commands that write, until its writes are resumed or it has the
-        next map, and return its position. The pause is durable when this returns.
+        """Make a shard refuse all commands that write, and return its position.
 
-        Clients of the cluster repeat refused commands until their timeouts.
+        The pause ends when writes are resumed, or when the shard gets the next map. Without a lease
+        the pause is durable when this returns; with a lease it also ends when the lease has run
+        out, or with a restart. Clients of the cluster repeat refused commands until their timeouts.
 
         Parameters
         ----------
-        by : the name of the client that pauses them, 1 to 255 printable characters; it may do so
-            twice
-        until : a barrier that other shards have reached: commands before it are still applied
-        lease_ms : milliseconds after which writes are taken again, as after a restart; 0: when they
-            are resumed
+        by : name of the client that pauses writes, 1 to 255 printable characters; the client can
+            repeat the call
+        until : barrier that other shards have reached: the shard still applies commands before it
+        lease_ms : duration of the lease in milliseconds; 0: the pause has no lease
 
         Raises
         ------
         InvalidArgumentError : the store is no shard.
-        WritesPausedError : another name has paused them.
-        CapacityError, StorageError : it could not be written; nothing is paused.
+        WritesPausedError : another client has paused writes.
+        CapacityError, StorageError : the pause could not be written; nothing is paused.
         """
         return self.executor.execute(c.PauseWrites(by, until, lease_ms))
 
     def resume_writes(self, by: str = "") -> None:
-        """Have a shard take writes again, if they are paused `by` this name; "": by any name."""
+        """Make a shard take writes again, if the client `by` paused them; "": any client."""
         self.executor.execute(c.ResumeWrites(by))

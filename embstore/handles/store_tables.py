@@ -1,7 +1,7 @@
-"""The tables of a store: made, found and dropped; and calls that name several of them.
+"""The tables of a store: created, found and dropped; and calls that name several tables.
 
-A call of several tables costs no more than one call, and an update of several is applied to all or
-to none.
+A call that names several tables costs no more than one call. An update of several tables is applied
+to all of them or to none.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from embstore.results import AcknowledgedUpdate, TableFacts
 
 
 class StoreTables:
-    """Verbs of tables, which a `Store` has."""
+    """Methods of a `Store` for tables."""
 
     executor: Executor
 
@@ -36,25 +36,25 @@ class StoreTables:
         seed: int | None = None,
         key_space: KeySpace = "dense",
     ) -> Table:
-        """Make a table, or return the one that was made so before.
+        """Create a table, or return the existing table of this name and identity.
 
-        A table that was made before keeps its learning rate; a different one gives a warning.
-        `Table.learning_rate` changes it.
+        An existing table keeps its learning rate; a different rate gives a warning. Set
+        `Table.learning_rate` to change it.
 
         Parameters
         ----------
         name : parts of [A-Za-z0-9_.-] joined by '/'
         dim : elements of a row, 1 to 4096
-        rows : for dense keys, which are in [0, rows), up to 2**40; a row takes no space until it is
-            written
-        seed : of the initial rows, 0 to 2**64 - 1; None: derived from the name
-        key_space : "dense", or "sparse": any 64 bits of an int64 or a uint64 are a key, but
-            2**64 - 1 (-1); give no rows
+        rows : number of rows, up to 2**40, for dense keys, which are in [0, rows); a row takes no
+            space until it is written
+        seed : seed of the initial rows, 0 to 2**64 - 1; None: derived from the name
+        key_space : "dense"; or "sparse": any 64 bits of an int64 or a uint64 are a key, except
+            2**64 - 1 (-1), and `rows` must be left out
 
         Raises
         ------
-        TableExistsError : the name has another identity, or other rows; the error names the
-            difference (for more rows see `Table.grow`).
+        TableExistsError : the name has another identity, or another number of rows; the error names
+            the difference (for more rows see `Table.grow`).
         InvalidArgumentError, CapacityError : nothing has changed.
         """
         config = TableConfig.checked(
@@ -79,7 +79,7 @@ class StoreTables:
         return [table.config.name for table in self.executor.execute(c.ListTables())]
 
     def table_facts(self) -> dict[str, TableFacts]:
-        """Return rows, t and learning rate of all tables, by name, as one call."""
+        """Return rows, t and learning rate of all tables, by name, with one call."""
         return {
             table.config.name: TableFacts(
                 table.config.rows, table.t, table.config.optimizer.learning_rate
@@ -90,7 +90,7 @@ class StoreTables:
     def drop_table(self, name: str) -> int:
         """Delete a table and its rows; return the command number.
 
-        Kept checkpoints still have it.
+        Kept checkpoints still contain it.
         """
         return self.executor.execute(c.DropTable(name)).command
 
@@ -109,7 +109,7 @@ class StoreTables:
         Parameters
         ----------
         keys : {name: (n,) int64}
-        admit, out, counts : as in `Table.lookup`; `out` and `counts` may name some of the tables
+        admit, out, counts : as in `Table.lookup`; `out` and `counts` can name some of the tables
         """
         named = mapping(keys, "keys")
         given, counted = parts.some_of(out, "out", named), parts.some_of(counts, "counts", named)
@@ -134,7 +134,7 @@ class StoreTables:
         Parameters
         ----------
         bags : {name: (keys (n,), offsets (bags + 1,))}
-        mode, weights, admit, out : as in `Table.lookup_pooled`; `weights` and `out` may name some
+        mode, weights, admit, out : as in `Table.lookup_pooled`; `weights` and `out` can name some
             of the tables
         """
         named = parts.bags(bags, mode, weights)
@@ -155,9 +155,9 @@ class StoreTables:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply the gradients of bags to several tables, all or none: the bags of `lookup_pooled`,
-        and {name: gradients (bags, dim)} of these tables.
+        """Apply the gradients of bags to several tables, to all or to none.
 
+        `bags` are as in `lookup_pooled`, `gradients` are {name: (bags, dim)} for the same tables.
         The options are as in `update`.
         """
         named, given = parts.bags(bags, mode, weights), mapping(gradients, "gradients")
@@ -179,8 +179,8 @@ class StoreTables:
     ) -> AcknowledgedUpdate:
         """Apply one update to several tables, all or none: {name: (keys (n,), gradients (n, dim))}.
 
-        The options are as in `Table.update`; learning rates may be given by table, {name: rate}:
-        other tables have their own, and rates of tables without gradients have no effect.
+        The options are as in `Table.update`. Learning rates can be given by table, {name: rate}:
+        other tables use their own rate, and rates of tables without gradients have no effect.
         """
         options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         return self.executor.execute(c.Update(parts.gradients(gradients), options))
@@ -193,9 +193,9 @@ class StoreTables:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply one update from several ranks, each as in `update`, added in rank order.
+        """Apply one update from several ranks; each rank's gradients are as in `update`.
 
-        t grows for every table that any rank names.
+        Gradients are added in rank order. t grows for every table that any rank names.
         """
         options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         named_parts = tuple(c.Rank(parts.gradients(rank)) for rank in parts.ranks(ranks))
@@ -203,7 +203,7 @@ class StoreTables:
 
 
 def _warn_of_rate(name: str, kept: float, given: float) -> None:
-    """Warn that a table keeps its learning rate, where another one was given."""
+    """Warn that a table keeps its learning rate, if another rate was given."""
     if given != kept:
         warnings.warn(
             f"table {name!r} is there already and keeps its learning rate {kept:g}; the one given, "

@@ -20,12 +20,12 @@ from embstore.results import Acknowledged, AcknowledgedUpdate, Deleted, RowsRead
 class Table(TableProperties):
     """One table of a store. Any thread.
 
-    Keys are int64 in [0, rows), in any order, repeated or not; rows and gradients float32 (float16
-    is widened). Arrays passed as `out` are filled and returned. The handle means this table, and
-    not another one that is later created with its name.
+    Keys are int64 in [0, rows), in any order, repeated or not. Rows and gradients are float32
+    (float16 is widened). Arrays passed as `out` are filled and returned. The handle stands for this
+    table, and not for another table that is later created with its name.
 
-    A property asks the store: of a server's table it is a call, of half a millisecond. In a loop,
-    keep its value in a variable.
+    Each property queries the store: for a server's table this is a call of half a millisecond. In a
+    loop, keep its value in a variable.
     """
 
     # Reading
@@ -45,26 +45,25 @@ class Table(TableProperties):
 
         Parameters
         ----------
-        keys : (n,) int64; for an embedded store on a GPU also an array in its memory (of CuPy,
-            PyTorch or Numba: an object with `__cuda_array_interface__`), and `out` likewise, which
-            then must be given; the same holds for a server that shares its GPU's memory, where rows
-            without `out` are a CuPy array in it
-        admit : keep missed rows in the cache; False reads around it, for evaluation
+        keys : (n,) int64. For a store on a GPU that is embedded, or whose server shares its GPU's
+            memory, `keys` and `out` can also be arrays in the GPU's memory (of CuPy, PyTorch or
+            Numba: objects with `__cuda_array_interface__`). If such keys come without `out`, an
+            embedded store refuses them, and a server's rows are a CuPy array in that memory
+        admit : whether missed rows enter the cache; False, for evaluation, does not change it
         out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
-        counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
-            that has de-duplicated its keys; None: 1 each. They only add to `accesses` and
-            `access_hits` of the store's stats.
+        counts : (n,) integers, 1 to 2**32 - 1, the number of accesses that each key stands for,
+            from a caller that has de-duplicated its keys; None: 1 each. They only add to `accesses`
+            and `access_hits` of the store's stats.
 
         Raises
         ------
-        InvalidArgumentError : keys or counts of another shape, dtype or range; the call is too
-            large.
+        InvalidArgumentError : wrong shape, dtype or range of keys or counts; or too large a call.
         """
         command = c.Lookup((self._keys(keys, counts),), admit)
         return self._rows(command, out)
 
     def _rows(self, command: c.Command[RowsRead], out: Any) -> Rows:
-        """Return the rows of a lookup; where `out` was given, that, an array or a tensor."""
+        """Return the rows of a lookup: `out`, an array or a tensor, if it was given."""
         read = self._executor.execute(command, out=None if out is None else [out])
         return read.tables[0].rows if out is None else cast(Rows, out)
 
@@ -78,11 +77,12 @@ class Table(TableProperties):
         admit: bool = True,
         out: Any = None,
     ) -> Rows:
-        """Return the sum or mean of each bag's rows, (bags, dim) float32; an empty bag is zeros.
+        """Return the sum or mean of each bag's rows, (bags, dim) float32; an empty bag gives zeros.
 
         Parameters
         ----------
-        keys : (n,) int64, bag after bag; may be in the device's memory, and `out`, as in `lookup`
+        keys : (n,) int64, bag after bag; `keys` and `out` can be in the device's memory, as in
+            `lookup`
         offsets : (bags + 1,) int64, from 0 to n: bag b is keys[offsets[b]:offsets[b + 1]]
         weights : (n,) float32, finite; with mode "sum" only
 
@@ -97,10 +97,10 @@ class Table(TableProperties):
     def read_rows(
         self, keys: ArrayLike, *, out: tuple[Any, Any] | None = None
     ) -> tuple[Rows, Rows]:
-        """Return weights (n, dim) and state (n, state_dim), leaving no trace in the cache.
+        """Return weights (n, dim) and state (n, state_dim), without any change to the cache.
 
-        `out` is a pair of arrays of these shapes, to fill and return. Keys may be in the device's
-        memory, as in `lookup`; the rows are the host's.
+        `out` is a pair of arrays of these shapes, to fill and return. Keys can be in the device's
+        memory, as in `lookup`; the rows are always on the host.
         """
         outs = None if out is None else parts.arrays(out, 2, self.name)
         read = self._executor.execute(c.ReadRows(self._keys(keys)), out=outs).tables[0]
@@ -117,23 +117,23 @@ class Table(TableProperties):
     ) -> Scan:
         """Return an iterator over the written rows by ascending key, all as of one command.
 
-        Rows that were never written are not in it: each has the initializer's value for its key.
-        Other calls go on meanwhile, and the cache does not notice.
+        The scan omits rows that were never written: such a row has the initializer's value for its
+        key. Other calls are executed meanwhile, and the cache does not change.
 
         Parameters
         ----------
-        label : a kept checkpoint; None: the store commits, and that commit is read
-        since : only rows that were written after this kept checkpoint, by any command, also those
-            that were given the value they had: with them, and without the rows whose keys
-            `Scan.deleted` yields, the rows at `since` become the rows of now
-        batch_rows : rows of a batch, at most; None: as many as 8 MiB have
-        with_state : batches have the optimizer's state too
-        timeout_s : for a commit that may have to be made
+        label : a kept checkpoint to read; None: the store commits, and the scan reads that commit
+        since : a kept checkpoint; only rows that were written after it are read, even if their
+            value did not change. The state at `since` becomes the current state if these rows are
+            set, and the keys from `Scan.deleted` are deleted
+        batch_rows : most rows of a batch; None: the rows that fit in 8 MiB
+        with_state : whether batches contain the optimizer's state too
+        timeout_s : timeout in seconds of the commit that the scan may need
 
         Raises
         ------
-        CheckpointNotFoundError : a label is not kept (any more).
-        TableNotFoundError : the table was not there at one of the checkpoints.
+        CheckpointNotFoundError : a label is not kept, or no longer kept.
+        TableNotFoundError : the table did not exist at one of the checkpoints.
         InvalidArgumentError : `since` is newer than `label`.
         """
         return Scan(
@@ -160,21 +160,21 @@ class Table(TableProperties):
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> Acknowledged:
-        """Sum the gradients by key and apply the optimizer once to each.
+        """Sum the gradients by key and apply the optimizer once to each key's row.
 
         Parameters
         ----------
-        keys : (n,) int64; may also be in the memory of the store's GPU, see `lookup`
-        grads : (n, dim) float32, likewise
-        learning_rate : for this update only; None: the table's
-        gradient_scale : multiplies every sum, finite and >= 0
-        on_nonfinite : "refuse" raises for a sum that is not finite, or whose square is not (docs/
-            contract.md, rule 9); "skip" acknowledges and does nothing
+        keys : (n,) int64; can also be in the memory of the store's GPU, see `lookup`
+        grads : (n, dim) float32; can also be in that memory
+        learning_rate : rate for this update only; None: the table's rate
+        gradient_scale : factor of every sum, finite and >= 0
+        on_nonfinite : effect of a sum that is not finite, or whose square is not (docs/contract.md,
+            rule 9): "refuse" raises; "skip" acknowledges the update without applying it
 
         Raises
         ------
-        InvalidArgumentError : shape, dtype, range, or a sum that is refused, which is named.
-        CapacityError : no disk space for the rows that would leave the cache.
+        InvalidArgumentError : wrong shape, dtype or range, or a refused sum, whose key is named.
+        CapacityError : the disk has no space for the rows that would leave the cache.
         """
         part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
         options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
@@ -196,8 +196,8 @@ class Table(TableProperties):
 
         Parameters
         ----------
-        grads : (bags, dim) float32, may be in the device's memory; the others as in `lookup_pooled`
-            and `update`
+        grads : (bags, dim) float32; can be in the device's memory
+        others : as in `lookup_pooled` and `update`
         """
         bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
         given: tuple[Any, Any] = keys, grads
@@ -213,7 +213,7 @@ class Table(TableProperties):
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> Acknowledged:
-        """Apply one update from several ranks: (keys, gradients) of each, added in rank order.
+        """Apply one update from several ranks: (keys, gradients) of each rank, added in rank order.
 
         The result follows docs/contract.md, rule 6, and differs in its last bits from one update
         with all keys together.
@@ -226,10 +226,11 @@ class Table(TableProperties):
         return self._acknowledged(done)
 
     def assign(self, keys: ArrayLike, rows: ArrayLike) -> Acknowledged:
-        """Set rows, (n, dim) float32; of repeated keys the last wins. Optimizer state starts anew.
+        """Set rows, (n, dim) float32. If a key is repeated, its last row wins. Optimizer state is
+        reset.
 
-        Infinities are stored as they are, NaNs as the one NaN of the contract; t stays. Arrays in
-        the device's memory are copied to the host, here and in `put_rows`.
+        Infinities are stored unchanged, NaNs as the one NaN of the contract; t does not change.
+        Arrays in the device's memory are copied to the host, here and in `put_rows`.
         """
         command: Any = c.Assign(self._keys(keys), rows)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
@@ -239,17 +240,17 @@ class Table(TableProperties):
     ) -> Acknowledged:
         """Set weights (n, dim) and optimizer state (n, state_dim), and add `add_t` to t.
 
-        Used by a hot replica to send back its rows, and the number of updates that they had.
+        A hot replica uses this to send back its rows, and the number of updates that they had.
         """
         command: Any = c.PutRows(self._keys(keys), weights, state, add_t)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Delete rows, as if they had never been written; the result counts those that had been.
+        """Delete rows, as if they had never been written; the result counts the written ones.
 
-        The next lookup of a key gives its initial row, optimizer state starts anew, and the digest
-        equals the digest of a table that never had the row; t stays. Kept checkpoints keep the
-        rows. Space comes back with the merges that follow a commit.
+        The next lookup of a key gives its initial row, its optimizer state is reset, and the digest
+        equals the digest of a table that never had the row; t does not change. Kept checkpoints
+        keep the rows. Space is freed by the merges that follow a commit.
 
         Parameters
         ----------
@@ -257,48 +258,47 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : keys of another shape, dtype or range; the call is too large.
+        InvalidArgumentError : keys have another shape, dtype or range; or the call is too large.
         TableHeldError : a look-ahead session that is not shared is open on the table.
         CapacityError : the disk, or the log, has no space for the tombstones.
         """
         return self._executor.execute(c.DeleteRows(self._keys(keys)))
 
     def clear(self) -> Deleted:
-        """Delete all rows of the table, as `delete` does, while other calls wait: a very large
-        table is dropped and created anew in less time."""
+        """Delete all rows of the table, as `delete` does. Other calls wait meanwhile; for a very
+        large table, dropping and creating it again is faster."""
         return self._executor.execute(c.ClearTable(self.name, self.table_id))
 
     def grow(self, rows: int) -> Acknowledged:
-        """Grow the table to `rows` rows, no fewer than now."""
+        """Grow the table to `rows` rows, at least its current number."""
         return self._executor.execute(c.GrowTable(self.name, self.table_id, rows))
 
-    # Looking after it
+    # Maintenance
 
     def flush(self) -> int:
-        """Write dirty rows to the log and return how many.
+        """Write dirty rows to the log and return their number.
 
-        They stay in the cache. A checkpoint or a clean close makes them durable.
+        The rows stay in the cache. A checkpoint or a clean close makes them durable.
         """
         return self._executor.execute(c.Flush(self.name, self.table_id))
 
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        It covers the table's state when the digest begins; other calls go on meanwhile. The cost is
-        by the bytes written since the last call, about a second for each GB; the first call reads
-        the whole table.
+        It covers the table's state when it begins; other calls are executed meanwhile. It takes a
+        second for each GB written since the last digest; the first digest reads the whole table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest
 
     def leaves(self, *, timeout_s: float | None = None) -> Iterator[tuple[int, str]]:
-        """Yield block and leaf (64 hexadecimal digits) that the digest is made of, ascending.
+        """Yield the blocks and leaves (64 hexadecimal digits) of the digest, in ascending order.
 
-        Two stores that differ can say where: a block has 256 keys. Costs as `digest`.
+        Leaves show where two stores differ: a block has 256 keys. The cost is as of `digest`.
 
         Raises
         ------
-        OutcomeUnknownError : the table has changed meanwhile; begin again.
+        OutcomeUnknownError : the table has changed meanwhile; start again.
         """
         whole, low = None, 0
         while True:

@@ -7,24 +7,24 @@ from embstore.results import TableDescription
 
 
 class TableProperties:
-    """Configuration and t of a table, which a `Table` has."""
+    """Configuration and t of a table; a `Table` inherits them."""
 
     def __init__(self, executor: Executor, described: TableDescription) -> None:
         self._executor = executor
         self.name = described.config.name
         self.table_id = described.table_id
-        """The number of this table in the store, which is never given to another one."""
+        """The number of this table in the store, which no other table ever gets."""
 
     def __repr__(self) -> str:
         return f"<embstore.Table {self.name!r}>"
 
     def describe(self) -> TableDescription:
-        """Return configuration, id and t, as one call."""
+        """Return configuration, id and t, with one call."""
         return self._executor.execute(c.GetTable(self.name, self.table_id))
 
     @property
     def config(self) -> TableConfig:
-        """The whole configuration, with today's rows and learning rate."""
+        """The whole configuration, with the current rows and learning rate."""
         return self.describe().config
 
     @property
@@ -34,22 +34,23 @@ class TableProperties:
 
     @property
     def rows(self) -> int:
-        """Keys are below this; `grow` raises it. Of sparse keys it is 2**64 - 1."""
+        """The number of rows: keys are below it, and `grow` raises it. For sparse keys it is 2**64
+        - 1."""
         return self.config.rows
 
     @property
     def t(self) -> int:
-        """Updates that named the table and were applied."""
+        """The number of applied updates that named the table."""
         return self.describe().t
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, with today's learning rate."""
+        """The optimizer, with the current learning rate."""
         return self.config.optimizer
 
     @property
     def initializer(self) -> Initializer:
-        """The initializer, which gives the value of rows that were never written."""
+        """The initializer, which determines the value of rows that were never written."""
         return self.config.initializer
 
     @property
@@ -59,7 +60,7 @@ class TableProperties:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of updates that do not give one; setting it is a mutating command."""
+        """The rate of updates that do not specify one. Setting it is a mutating command."""
         return self.config.optimizer.learning_rate
 
     @learning_rate.setter

@@ -1,15 +1,15 @@
-"""Accesses counted as they come: the rows that lookups ask for, and their order.
+"""Counting of accesses: the rows that lookups read, and the order of these lookups.
 
-A store that counts does so for a share `rate` of its lookups, chosen by a hash of their number: 1
-is all of them, 0 none. Each table has a counter (counter.py), exact below `KEYS_MAX` keys and a
-sketch above; one recorder for all tables keeps the order of calls for a sample of keys
-(recorder.py). An access is an occurrence of a key in a lookup; the caller may give it a larger
-count; a step of a session has each key once. Lookups with admit=False are not counted.
+A store counts a share `rate` of its lookups, chosen by a hash of the lookup's number; 1 is all
+lookups, 0 none. Each table has a counter (counter.py), which is exact below `KEYS_MAX` keys and a
+sketch above. One recorder for all tables records the order of calls for a sample of keys
+(recorder.py). An access is one occurrence of a key in a lookup, unless the caller gives it a larger
+count; a step of a session contains each key once. Lookups with admit=False are not counted.
 
-Counters are by table id, and the recording by name: both are deleted with a table that is dropped,
-or that a restore does not have, and a later table of its name starts anew. Where a restore leaves a
-table fewer rows, the counts of the others are deleted, and the table's recording. Counts outlive a
-restart (kept.py), scaled where the rate has changed; the recording does not.
+Counters are by table id, and the recording is by name. Both are deleted when a table is dropped, or
+when a restore removes it, and a later table of the same name starts from zero. If a restore leaves
+a table fewer rows, the counts of the removed rows and the table's recording are deleted. Counts
+survive a restart (kept.py), scaled if the rate has changed; the recording does not.
 """
 
 import math
@@ -25,7 +25,7 @@ from embstore.profiles.checks import INT64_MAX
 from embstore.profiles.profile import Counts, TableProfile, exact_sum
 
 KEYS_MAX = 1 << 20
-"""Keys of a table that are counted exactly, at most."""
+"""Maximum number of keys of a table that are counted exactly."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORDS = 1 << 64
 
@@ -37,24 +37,24 @@ class TableAccess:
     table_id: int
     name: str
     keys: Keys  # (n,) in any order, repeated or not
-    counts: Counts | None = None  # (n,) accesses that each stands for; None: 1
+    counts: Counts | None = None  # (n,) number of accesses that each key stands for; None: 1
 
 
 class Accesses:
-    """Counts of one store. One thread at a time."""
+    """The access counts of one store. One thread at a time."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.calls = 0
         self.counted_calls = 0
         self.changed: set[int] = set()
-        """Tables whose counts are others than those that are kept, by id."""
+        """Ids of the tables whose counts differ from the counts that are kept on the disk."""
         self.counters: dict[int, KeyCounter] = {}
         """The counters of tables that have counts, by id."""
         self.recorder = Recorder()
 
     def begin_call(self) -> bool:
-        """Say whether the next lookup is to be counted."""
+        """Return whether the next lookup is to be counted."""
         if not self.rate:
             return False
         self.calls += 1
@@ -63,7 +63,7 @@ class Accesses:
         return is_counted
 
     def note(self, call: Iterable[TableAccess]) -> None:
-        """Count a lookup."""
+        """Count a lookup, given by its tables."""
         call = list(call)
         for of_table in call:
             if of_table.table_id not in self.counters:
@@ -73,7 +73,7 @@ class Accesses:
         self.recorder.record([(t.name, t.keys, t.counts) for t in call])
 
     def resume(self, table_id: int, profile: TableProfile, rate: float, rows: int) -> None:
-        """Continue the counts made at `rate` before the store was opened, of a table that has
+        """Continue counts that were made at `rate` before the store was opened. The table has
         `rows` rows now."""
         if profile.key_bound > rows:
             profile = within(profile, rows)
@@ -82,13 +82,13 @@ class Accesses:
         self.counters[table_id] = KeyCounter.resumed(profile, KEYS_MAX)
 
     def forget(self, table_id: int, name: str) -> None:
-        """Let the counts of a table that is gone go."""
+        """Delete the counts and the recording of a table that was removed."""
         self.counters.pop(table_id, None)
         self.changed.discard(table_id)
         self.recorder.forget(name)
 
     def cut(self, table_id: int, name: str, rows: int) -> None:
-        """Delete the counts of all but the first `rows` rows of a table, and its recording."""
+        """Delete the counts of a table except those of its first `rows` rows, and its recording."""
         counter = self.counters.get(table_id)
         if counter is not None:
             profile = within(counter.profile(name, 0), rows)
@@ -97,14 +97,14 @@ class Accesses:
         self.recorder.forget(name)
 
     def clear(self) -> None:
-        """Count anew."""
+        """Delete all counts and recordings, and start from zero."""
         self.calls = self.counted_calls = 0
         self.changed.clear()
         self.counters.clear()
         self.recorder.clear()
 
     def copied(self, table_id: int) -> CountedKeys | None:
-        """Return a copy of a table's counts; None: it has none."""
+        """Return a copy of a table's counts; None if it has none."""
         counter = self.counters.get(table_id)
         return None if counter is None else counter.copied()
 
@@ -115,24 +115,24 @@ class Accesses:
 
     @property
     def counted_accesses(self) -> int:
-        """Accesses counted, of all tables."""
+        """Number of counted accesses of all tables."""
         return sum(counter.accesses for counter in self.counters.values())
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of counts and recorded calls."""
+        """Bytes of host memory of the counts and the recorded calls."""
         counted = sum(counter.memory_bytes for counter in self.counters.values())
         return self.recorder.memory_bytes + counted
 
 
 def no_counts(name: str, rows: int) -> TableProfile:
-    """Return the profile of a table of which nothing is known."""
+    """Return an empty profile for a table without counts."""
     none = np.empty(0, np.int64)
     return TableProfile(name, rows, none, none, 0)
 
 
 def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
-    """Return a profile as one that counted another share would have found it, about."""
+    """Return a profile scaled as if share `rate` and not share `counted` had been counted."""
     if counted == rate:
         return table
     factor = rate / counted
@@ -144,7 +144,7 @@ def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
 
 
 def within(table: TableProfile, rows: int) -> TableProfile:
-    """Return the profile of the first `rows` rows, of a table that has no more."""
+    """Return the profile of a table's first `rows` rows, for a table that has only these rows."""
     if table.key_bound <= rows:
         return table
     is_in = table.keys.view(np.uint64) < np.uint64(rows)

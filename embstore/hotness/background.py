@@ -1,6 +1,6 @@
-"""Work in the background of a store: one job after the other, on a thread while there is one.
+"""Background work of a store: jobs one after the other, on a thread that exists while a job runs.
 
-A store whose cache has nothing to be brought in has no such thread.
+A store that has no rows to load in the background has no such thread.
 """
 
 import threading
@@ -15,15 +15,15 @@ class Background:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._is_asked = False  # a job is to begin
+        self._is_asked = False  # whether a started job has not begun yet
 
     @property
     def is_stopping(self) -> bool:
-        """Whether jobs are to end soon."""
+        """Whether jobs must end soon."""
         return self._stopping.is_set()
 
     def start(self, job: Callable[[], None]) -> None:
-        """Do a job once the one before has ended; not if one like it is about to begin."""
+        """Run a job after the present one has ended, unless another started job waits already."""
         with self._lock:
             if self._is_asked or self._stopping.is_set():
                 return
@@ -42,10 +42,10 @@ class Background:
             job()
 
     def stop(self) -> None:
-        """Have the running job end soon, and begin none."""
+        """Make the running job end soon, and start no more jobs."""
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait for the end of the last job. Not with the engine."""
+        """Wait for the end of the last job. Must not be called with the engine."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -1,23 +1,24 @@
-"""The loops of counting by key (hotness/counter.py, hotness/recorder.py).
+"""The loops that count by key (hotness/counter.py, hotness/recorder.py).
 
-count_keys, over keys[start:], until one has no entry in a table (host/key_table.py) of keys and
-counts, and `taken` is `limit`:
+count_keys goes over keys[start:], and stops at a key that is not in the hash table of keys and
+counts (host/key_table.py) when `taken` has reached `limit`. For each key:
 
-    entry of keys[i] += counts[i], or 1 where no counts are given
+    entry of keys[i] += counts[i], or 1 if no counts are given
 
-record_keys, over the keys of one table in one call: the number of distinct keys, and the events
+record_keys returns, for the keys of one table in one call, the number of distinct keys, and the
+events
 
     (key, sum of its counts)    for each key whose hash is at most the table's limit
 
-once each, in the order of their first occurrences. The hash is `spatial_hash` of
-profiles/profile.py, to the bit. Its high bits decide which keys are in, its low bits find a place
-in the scratch, which is cleared as far as the table needs it. Only -1 has the hash 0, and is no
-key, so 0 is a free place.
+each key once, in the order of first occurrences. The hash is equal to `spatial_hash` of
+profiles/profile.py in every bit. Its high bits decide which keys are in the sample. Its low bits
+are the place in a scratch table, of which only as much is cleared as the call needs. Only -1, which
+is no key, has the hash 0, so 0 marks a free place.
 
-keep_events: of the first `count` events those stay, in order, whose hash is at most the limit.
+keep_events removes, from the first `count` events, the events whose hash is above the limit.
 
-Not split: they are memory accesses, which a prefetch overlaps. Host memory only: no device has a
-twin of these.
+The loops run on one thread: they consist of memory accesses, which a prefetch overlaps. They run on
+the host only; no device has a counterpart.
 """
 
 import numpy as np
@@ -40,7 +41,7 @@ from embstore.arithmetic.jit import (
 
 _NEXT = np.uint64(1)
 _AHEAD = 16
-"""Keys ahead for which the place is prefetched: a few memory latencies."""
+"""How many keys ahead the place is prefetched: this covers a few memory latencies."""
 
 
 @kernel
@@ -50,9 +51,9 @@ def count_keys(
     counts: Int64sIn,  # (n,), each >= 1; or (0,): each key once
     start: Int,
     taken: Int,  # entries in the table
-    limit: Int,  # entries that it may have, fewer than places
+    limit: Int,  # maximum number of entries, less than the number of places
 ) -> tuple[int, int]:
-    """Count keys[start:]; return the first position that is not counted, and entries taken."""
+    """Count keys[start:]; return the index of the first key that was not counted, and `taken`."""
     address, mask = table.ctypes.data, np.uint64(table.shape[0] - 1)
     key_count, weighted = keys.shape[0], counts.shape[0] > 0
     for i in range(start, key_count):
@@ -73,7 +74,7 @@ def count_keys(
 
 @kernel
 def entries_of(table: Int64RowsIn, keys: Int64s, counts: Int64s) -> None:
-    """Copy every entry out, in the order of the table."""
+    """Copy all entries to `keys` and `counts`, in the order of the table."""
     found = 0
     for place in range(table.shape[0]):
         if table[place, 1] != 0:
@@ -84,13 +85,13 @@ def entries_of(table: Int64RowsIn, keys: Int64s, counts: Int64s) -> None:
 
 @building_block
 def spatial_hash_of(key: np.int64, seed: np.uint64) -> np.uint64:
-    """Return the hash of a key of the table with this seed."""
+    """Return the hash of a key of the table that has this seed."""
     return mix(np.int64(np.uint64(key + 1) * seed))
 
 
 @building_block
 def _clear(scratch: Uint64s, keys: int) -> np.uint64:
-    """Free the places that `keys` keys need, a power of two; return the mask of a place."""
+    """Clear the places that `keys` keys need, a power of two; return the mask of a place."""
     places = 2
     while places < 2 * keys:
         places *= 2
@@ -101,7 +102,7 @@ def _clear(scratch: Uint64s, keys: int) -> np.uint64:
 
 @building_block
 def _merge(scratch: Uint64s, keys: Int64s, counts: Int64s, count: int) -> int:
-    """Make the first `count` events one event a key, in place; return how many there are."""
+    """Merge the first `count` events into one per key, in place; return the number of events."""
     mask = _clear(scratch, count)
     end = 0
     for i in range(count):
@@ -120,14 +121,14 @@ def _merge(scratch: Uint64s, keys: Int64s, counts: Int64s, count: int) -> int:
 
 @kernel
 def record_keys(
-    keys: Int64sIn,  # (n,), none -1, repeats allowed
+    keys: Int64sIn,  # (n,), without -1, repeats allowed
     counts: Int64sIn,  # (n,), each >= 1; or (0,): each key once
-    sample: Uint64sIn,  # (2,): seed of the table, and limit of a hash
-    scratch: Uint64s,  # a power of two, twice the keys at least, and 2
+    sample: Uint64sIn,  # (2,): the seed of the table, and the limit of a hash
+    scratch: Uint64s,  # its length is a power of two, at least 2 and at least 2 n
     event_keys: Int64s,  # (n,)
     event_counts: Int64s,  # (n,)
 ) -> tuple[int, int]:
-    """Collect the events of one table in one call; return how many keys differ, and the events."""
+    """Collect the events of one table in one call; return the numbers of unique keys and events."""
     weighted = counts.shape[0] > 0
     seed, limit = sample[0], sample[1]
     unique, end = 0, 0
@@ -140,7 +141,7 @@ def record_keys(
         while (found != h) & (found != 0):
             place = (place + _NEXT) & mask
             found = scratch[place]
-        # Whether a key is new or in is as random as a hash: added up, neither is a branch.
+        # Whether a key is new, or in the sample, is random: adding a truth value avoids a branch.
         unique += found != h
         scratch[place] = h
         event_keys[end] = key
@@ -152,13 +153,13 @@ def record_keys(
 @kernel
 def keep_events(
     calls: Int32s,  # (e,)
-    tables: Int32s,  # (e,), places in `seeds`
+    tables: Int32s,  # (e,), indexes of rows of `samples`
     keys: Int64s,  # (e,)
     counts: Int64s,  # (e,)
     count: Int,
     samples: Uint64RowsIn,  # (tables, 2): the seed of each table, and the limit of a hash
 ) -> int:
-    """Drop the events whose keys are no longer in the sample; return how many stay."""
+    """Drop the events whose keys are no longer in the sample; return the number of events kept."""
     kept = 0
     for i in range(count):
         table = tables[i]

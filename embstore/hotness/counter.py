@@ -1,22 +1,22 @@
 """Counting accesses by key: exactly up to a number of distinct keys, beyond that by a sketch.
 
-A counter is one hash table of (key, count), which grows as keys come until it holds `keys_max`.
-With one key more it becomes a **sketch** of frequent items: the median of all counts is subtracted
-from each of them, and half of them, which reach 0, are removed (Misra and Gries 1982, with the
-decrement of Anderson et al., IMC 2017, which Apache DataSketches has as well). The sum of these
-decrements is the `error`:
+A counter is one hash table of (key, count), which grows with its keys until it contains `keys_max`.
+When one more key arrives, the counter becomes a **sketch** of frequent items: the median of all
+counts is subtracted from each count, and half of the counts, which reach 0, are removed (Misra and
+Gries 1982, with the decrement of Anderson et al., IMC 2017, which Apache DataSketches has as well).
+The sum of these decrements is the `error`:
 
-    true count - error <= count <= true count, and a key that is not held has a true count <= error
+    true count - error <= count <= true count; a key without an entry has a true count <= error
 
-Each decrement takes at least its amount from half of the counts, so error <= 2 * accesses /
-keys_max, or a little more: for a table of more than _SAMPLED_PLACES the median is taken from a
+Each decrement removes at least its amount from half of the counts, so error <= 2 * accesses /
+keys_max, or slightly more: for a table of more than _SAMPLED_PLACES the median is taken from a
 sample. Skewed accesses have a far smaller error than this bound, because their decrements are
 small.
 
-**Memory** is 16 bytes a place, with at most 3/4 of the places taken: a counter never exceeds
-`memory_bytes_max`, not even in the moment when two tables exist because one grows. Rejected: an
-array of counts by key, which takes the table's length even if a hundredth of it is ever seen, and a
-Count-Min sketch, which has no keys in it and errs upwards.
+**Memory** is 16 bytes per place, and at most 3/4 of the places are in use. A counter never exceeds
+`memory_bytes_max`, not even while it grows, when it has two tables. Rejected: an array of counts by
+key, which has the length of the table even if only a hundredth of its rows is ever seen; and a
+Count-Min sketch, which does not contain the keys and errs upwards.
 """
 
 from dataclasses import dataclass
@@ -34,16 +34,16 @@ _SAMPLED_PLACES = 1 << 17
 
 
 def _places_for(keys: int) -> int:
-    """Return the smallest size of a table that `keys` keys fill to 3/4 at most."""
+    """Return the smallest size of a hash table that `keys` keys fill to at most 3/4."""
     return max(_PLACES, 1 << (-(-4 * keys // 3) - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class CountedKeys:
-    """The counts of a counter at one moment: copying them is far faster than making a profile."""
+    """A copy of the counts of a counter. Copying is far faster than making a profile."""
 
     keys: Keys
-    """(k,) unique, in any order."""
+    """Keys, (k,), unique, in any order."""
     counts: Counts
     accesses: int
     error: int
@@ -54,7 +54,7 @@ class CountedKeys:
         return self.keys[order], self.counts[order]
 
     def profile(self, name: str, rows: int) -> TableProfile:
-        """Return what was counted as the profile of a table of `rows` rows, 0: unknown."""
+        """Return the counts as the profile of a table of `rows` rows; 0: unknown."""
         return TableProfile(name, rows, *self.items(), self.accesses, self.error)
 
 
@@ -63,7 +63,7 @@ class KeyCounter:
 
     Parameters
     ----------
-    keys_max : keys that are held at most; up to this number of distinct keys every count is exact
+    keys_max : maximum number of keys in the counter; up to it, every count is exact
     """
 
     def __init__(self, keys_max: int = 1 << 22) -> None:
@@ -72,28 +72,29 @@ class KeyCounter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, and give the memory back."""
+        """Delete all counts, and free their memory."""
         self._table = new_table(_PLACES)
         self.distinct = 0
-        """Keys that are kept: all there were, while counts are exact."""
+        """Number of keys that are kept: all keys that occurred, as long as counts are exact."""
         self.accesses = 0
-        """Accesses added since the last `clear`."""
+        """Number of accesses that were added since the last `clear`."""
         self.error = 0
-        """Each count is low by at most this; a key not kept was accessed at most so often."""
+        """Bound of each count's error: counts are at most this much too low. A key without an entry
+        was accessed at most this often."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether every count is the true one."""
+        """Whether all counts are the true counts."""
         return self.error == 0
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the table."""
+        """Bytes of the hash table."""
         return self._table.nbytes
 
     @property
     def memory_bytes_max(self) -> int:
-        """Bytes that the table never exceeds, together with the one that it grows from."""
+        """Bytes that the hash table, together with the table from which it grows, never exceeds."""
         places = _places_for(self._keys_max)
         return (places + places // 2) * PLACE_BYTES
 
@@ -103,7 +104,7 @@ class KeyCounter:
         Parameters
         ----------
         keys : (n,) int64, any order, repeats allowed
-        counts : (n,) int64, accesses that each stands for, >= 1; None: one each
+        counts : (n,) int64, >= 1, the number of accesses that each key stands for; None: one each
         """
         keys = np.ascontiguousarray(keys)
         if counts is None:
@@ -123,18 +124,19 @@ class KeyCounter:
             self._make_room()
 
     def copied(self) -> CountedKeys:
-        """Return a copy of the counts, which does not change when counting goes on."""
+        """Return a copy of the counts, which further counting does not change."""
         keys, counts = np.empty((2, self.distinct), np.int64)
         entries_of(self._table, keys, counts)
         return CountedKeys(keys, counts, self.accesses, self.error)
 
     def profile(self, name: str, rows: int) -> TableProfile:
-        """Return what was counted as the profile of a table of `rows` rows, 0: unknown."""
+        """Return the counts as the profile of a table of `rows` rows; 0: unknown."""
         return self.copied().profile(name, rows)
 
     @classmethod
     def resumed(cls, profile: TableProfile, keys_max: int = 1 << 22) -> "KeyCounter":
-        """Return the counter that a profile was made of, or one as good where it held more keys."""
+        """Return the counter of which a profile was made, or an equally exact counter of `keys_max`
+        keys if the profile has more."""
         counter = cls(keys_max)
         counter.add(profile.keys, profile.counts)
         counter.accesses = profile.accesses
@@ -156,8 +158,8 @@ class KeyCounter:
             self.error += median
 
     def _median(self) -> int:
-        """Return the upper median of the counts: half or more are as much, and some reach 0 by
-        it."""
+        """Return the upper median of the counts: half of the counts or more are at least as large,
+        and at least one count reaches 0 when it is subtracted."""
         counts = self._table[:: max(1, len(self._table) // _SAMPLED_PLACES), 1]
         counts = counts[counts > 0]
         return int(np.partition(counts, len(counts) // 2)[len(counts) // 2])

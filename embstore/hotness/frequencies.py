@@ -1,8 +1,9 @@
-"""The access frequencies known to an open store: its own counts, and imported profiles.
+"""The access frequencies that an open store knows: its own counts, and imported profiles.
 
-The counts (accesses.py) and the files (kept.py) know tables by id; this module connects them with
-the tables: a table's files are loaded with the table, its levels go to its pool where the policy
-uses them, and counts are written when the store is closed.
+The counts (accesses.py) and the files (kept.py) identify tables by id; this module connects them
+with the tables. A table's files are loaded with the table. Its levels, which are its counts in
+eleven bits, are given to its pool if the policy uses them. Its counts are written when the store is
+closed.
 """
 
 import threading
@@ -19,11 +20,11 @@ from embstore.tables.state import Share, TableState
 
 
 class Frequencies:
-    """The access frequencies of one store. Engine thread only, but for `kept` and `importing`.
+    """The access frequencies of one store. Engine thread only, except `kept` and `importing`.
 
     Parameters
     ----------
-    looked_up : is called with every lookup, counted or not
+    looked_up : called with every lookup, whether or not it is counted
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Frequencies:
         self.accesses = Accesses(count_rate)
         self.kept = KeptProfiles(files, read_only=read_only)
         self.importing = threading.Lock()
-        """Held while a profile is kept and ranked, so that both are the same."""
+        """Locked while a profile is written and applied, so that the file and the ranks agree."""
         self.profiled_rows: dict[int, int] = {}
-        """By table id: the number of rows that its imported profile ranks."""
+        """The number of rows that a table's imported profile ranks, by table id."""
         self._device = device
         self._looked_up = looked_up
 
     def load(self, table: TableState) -> None:
-        """Load the directory's profile and counts of a table."""
+        """Load a table's imported profile and its counts from the directory."""
         imported = self.kept.profile("imported", table.table_id)
         if imported is not None:
             profile = within(imported[0], table.rows)
@@ -57,18 +58,22 @@ class Frequencies:
                 self.accesses.resume(table.table_id, *counted, table.rows)
 
     def rank(self, table: TableState, rows: int, levels: RowLevels | None) -> None:
-        """Rank a table's rows, `rows` of which have a profile; None: the policy has no levels."""
+        """Record that `rows` rows of a table have a profile, and give its levels to its pool.
+
+        levels : None if the policy has no levels
+        """
         self.profiled_rows[table.table_id] = rows
         if levels is not None:
             table.pool.ranks.tables[table.table_id] = levels
 
     def forget(self, table: TableState) -> None:
-        """Let a table go."""
+        """Delete the counts of a table that was removed, and the record of its profile."""
         self.accesses.forget(table.table_id, table.name)
         self.profiled_rows.pop(table.table_id, None)
 
     def roll_back(self, tables: Iterable[TableState], rows: Mapping[int, int]) -> None:
-        """Forget tables and rows that a restore removes; `rows` has the restored, by table id."""
+        """Forget tables and rows that a restore removes. `rows` has the number of rows of each
+        restored table, by id."""
         for table in tables:
             if table.table_id not in rows:
                 self.forget(table)
@@ -76,12 +81,12 @@ class Frequencies:
                 self.accesses.cut(table.table_id, table.name, rows[table.table_id])
 
     def clear_counts(self) -> None:
-        """Count anew, and delete kept counts."""
+        """Start counting from zero, and delete the counts on the disk."""
         self.accesses.clear()
         self.kept.forget_counted()
 
     def note(self, shares: Sequence[Share]) -> None:
-        """Note a lookup: the number of its keys, and the keys if the lookup is counted."""
+        """Record a lookup: the number of its keys, and the keys if the lookup is counted."""
         for share in shares:
             count = len(share.keys) if share.counts is None else share.accesses
             share.table.lookup_keys += count
@@ -94,7 +99,7 @@ class Frequencies:
             )
 
     def keep_counts(self, tables: Iterable[TableState]) -> None:
-        """Write the changed counts. Where the disk refuses a table's, its previous counts stay."""
+        """Write the counts that have changed. If a table's write fails, its previous file stays."""
         for table in [table for table in tables if table.table_id in self.accesses.changed]:
             with suppress(EmbstoreError):
                 counted = self.accesses.table_profile(table.table_id, table.name, table.known_rows)

@@ -1,18 +1,20 @@
-"""Profiles and the hot set as a store's directory keeps them.
+"""Profiles and the hot set in a store's directory.
 
-    frequency/ID.imported   the profile that ranks the rows of table ID, as it was given
-    frequency/ID.counted    the counts of table ID until the store was closed
+    frequency/ID.imported   the imported profile that ranks the rows of table ID, unchanged
+    frequency/ID.counted    the counts of table ID when the store was closed
     frequency/HOTSET        the hot set that is pinned, its tables by id
 
-Files are by table id, which is never used again: a profile belongs to its table, is gone with it,
-and is never taken for another table's of the same name. They are no part of a commit: which rows
-are frequent is no content, and no bit of any row depends on it. Each is replaced whole. One that
-cannot be read counts as absent; the store's stats show it.
+Files are by table id, and a table id is never used again. Therefore a profile belongs to one table,
+is removed with it, and is never applied to another table of the same name. The files are not part
+of a commit: how frequently rows are accessed is not content, and no bit of any row depends on it.
+Each file is replaced as a whole. A file that cannot be read counts as missing, and the store's
+stats show it.
 
 Files are written without the engine's lock, one after the other. Closing the store waits for the
-running write, and none follows it: the directory may be another store's then.
+running write, and no write follows: by then the directory may belong to another open store.
 
-A profile of many rows stays on the disk; in memory are only levels, two bytes a row (levels.py).
+A profile of many rows stays on the disk; memory contains only its levels, two bytes per row
+(levels.py).
 """
 
 import threading
@@ -37,10 +39,10 @@ class KeptProfiles:
     def __init__(self, files: Files, *, read_only: bool) -> None:
         self.read_only = read_only
         self.unreadable: set[str] = set()
-        """Files that are there and cannot be read."""
+        """Paths of files that exist and cannot be read."""
         self._files = files
-        # One thread may take it twice: a signal handler may close the store while a file is
-        # written, and could not wait for the write that it has interrupted.
+        # Reentrant: a signal handler can close the store while the same thread writes a file, and
+        # could not wait for the write that it has interrupted.
         self._changing = threading.RLock()
         self._is_closed = False
 
@@ -49,22 +51,22 @@ class KeptProfiles:
 
         Raises
         ------
-        CapacityError, StorageError : the disk is full, or failed; the previous file stays.
+        CapacityError, StorageError : the disk is full or has failed; the previous file stays.
         StoreClosedError : nothing was written.
         """
         content = Profile({table.name: table}, rate=rate).to_bytes()
         self._change({f"{_DIRECTORY}/{table_id}.{kind}": content})
 
     def profile(self, kind: str, table_id: int) -> tuple[TableProfile, float] | None:
-        """Return a table's profile and the share of accesses that it counted, if it has one."""
+        """Return a table's profile and the share of accesses that it counted; None: no profile."""
         return self._read(f"{_DIRECTORY}/{table_id}.{kind}", _one_table)
 
     def keep_hot_set(self, hot_set: HotSet | None) -> None:
-        """Write the hot set; None: there is none any more.
+        """Write the hot set; None removes it.
 
         Raises
         ------
-        CapacityError, StorageError, StoreClosedError : as `keep`.
+        CapacityError, StorageError, StoreClosedError : as for `keep`.
         """
         self._change({_HOT_SET: None if hot_set is None else hot_set.to_bytes()})
 
@@ -74,16 +76,16 @@ class KeptProfiles:
         self._change({f"{_DIRECTORY}/{name}": None for name in names if name.endswith(".counted")})
 
     def close(self) -> None:
-        """Wait for the running write, and write nothing more."""
+        """Wait for the running write, and refuse all further writes."""
         with self._changing:
             self._is_closed = True
 
     def hot_set(self) -> HotSet | None:
-        """Return the hot set, if one is kept."""
+        """Return the hot set of the directory; None if it has none."""
         return self._read(_HOT_SET, HotSet.from_bytes)
 
     def forget_others(self, table_ids: Iterable[int]) -> None:
-        """Remove the profiles of tables that no kept state of the store has."""
+        """Remove the profiles of tables whose id is not in `table_ids`, the ids in kept states."""
         if self.read_only or not self._files.is_directory(_DIRECTORY):
             return
         kept = {str(table_id) for table_id in table_ids}
@@ -93,7 +95,7 @@ class KeptProfiles:
                 self._files.discard(path)
 
     def _change(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write files, or remove those without a content."""
+        """Write files; remove files whose content is None."""
         if self.read_only:
             return
         with self._changing:

@@ -1,21 +1,22 @@
-"""A hot set in the cache: its rows are brought in, and pinned until another set takes its place.
+"""The hot set in the cache: its rows are loaded, and stay pinned until another set replaces it.
 
-A set is pinned piece by piece, so that calls get on in between. When a new version comes, a row
-that both have keeps its pin; rows of the new one are pinned while there is room, and where there is
-none, as many of the old one are unpinned before. Therefore the hot rows are never out of the cache
-together, and the pinned rows are never twice as many. Pins decide the place of rows and never their
-content: a swap changes no bit, with any concurrent calls.
+A set is pinned piece by piece, so that other calls run in between. When a new version is pinned, a
+row that both sets contain keeps its pin. The other rows of the new set are pinned while there is
+space; when there is no space, the same number of rows of the old set is unpinned first. Therefore
+the hot rows are never all out of the cache, and the pinned rows are never twice the hot rows. Pins
+decide which rows are in the cache, and never their content: replacing a set changes no bit,
+whatever calls run meanwhile.
 
-Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions have the rest
-of the slots that may be pinned; where a session's pins block a hot row they are taken from it, and
-its steps planned again.
+Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions can pin the
+rest of the slots that may be pinned. If pins of a session block a hot row, they are removed, and
+the session's steps are planned again.
 
-A requested set is pinned whole, or the previous one comes back. Commands that take slots or tables
-away (a smaller cache, a restore, a drop) take pins along; the wanted set is then pinned again as
-far as possible: as far as there is room, and without rows that cannot be read.
+A requested set is pinned as a whole, or else the previous set is pinned again. Commands that remove
+slots or tables (a smaller cache, a restore, a drop) remove their pins. Afterwards the wanted set is
+pinned again as far as possible: as far as there is space, and except rows that cannot be read.
 
-The set belongs to tables, not to names: a table that is dropped leaves it, and another one of its
-name is not in it. In the directory it is therefore by table id.
+The set belongs to tables and not to names: a dropped table leaves the set, and a new table of the
+same name is not in it. Therefore the file in the directory has the tables by id.
 """
 
 import threading
@@ -46,7 +47,7 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 PIECE_ROWS = 1024
-"""Pinned at once: a few milliseconds of the engine's where all must be read."""
+"""Rows that are pinned at once: this takes a few milliseconds of the engine if all are read."""
 _HOT_QUARTERS = 3
 _LOOKED_AT = 16 * PIECE_ROWS
 _WANTED, _PINNED, _UNREADABLE = 0, 1, 2
@@ -56,14 +57,14 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class _Wanted:
-    """A hot set and the ids of its tables; replaced whole, so that both go together."""
+    """A hot set and the ids of its tables. It is replaced as a whole, so that both always agree."""
 
     hot_set: HotSet
     ids: dict[str, int]
 
     @classmethod
     def kept(cls, by_id: HotSet, tables: Iterable[TableState]) -> "_Wanted | None":
-        """Return a directory's hot set, whose tables are ids, without tables that are gone."""
+        """Return the hot set of a directory, which has ids for names, without missing tables."""
         names = {str(table.table_id): table.name for table in tables}
         here = {known: keys for known, keys in by_id.tables.items() if known in names}
         found = {names[known]: keys for known, keys in here.items()}
@@ -72,12 +73,12 @@ class _Wanted:
         return cls(replace(by_id, tables=found, bytes=total_bytes), ids) if here else None
 
     def by_id(self) -> HotSet:
-        """Return the set as a directory keeps it."""
+        """Return the set with ids in place of names, as the directory has it."""
         tables = {str(self.ids[name]): keys for name, keys in self.hot_set.tables.items()}
         return replace(self.hot_set, tables=tables)
 
     def without(self, gone: Container[int]) -> "_Wanted | None":
-        """Return the set without the tables of some ids; None: nothing is left."""
+        """Return the set without the tables of some ids; None if no table is left."""
         ids = {name: known for name, known in self.ids.items() if known not in gone}
         if len(ids) == len(self.ids) > 0:
             return self
@@ -94,19 +95,19 @@ class _HotRows:
     states: NDArray[np.int8]  # (k,)
     pinned_count: int = 0
     begin: int = 0
-    """Where the next piece is looked for: the places before have been dealt with."""
+    """Index at which the next piece is searched for; the rows before it are done."""
 
     def take_over(self, other: "_HotRows", here: Places, there: Places) -> None:
-        """Take the pins of rows that another set has too: its places `there`, `here` in this."""
+        """Take over pins from `other`, for rows at indexes `there` in it and `here` in this set."""
         pinned = other.states[there] == _PINNED
         other.mark(there[pinned], _WANTED)
         self.mark(here[pinned], _PINNED)
 
     def piece(self, state: int) -> Places:
-        """Return the places of a piece of the rows in a state.
+        """Return the indexes of the next rows that are in a state, at most PIECE_ROWS.
 
-        Rows are processed once: all of one state are selected, and marked, one piece after the
-        other, before any of another state.
+        One pass handles one state: each piece must be marked with another state before the next
+        piece is requested, and the pass must end before a pass for another state begins.
         """
         while self.begin < len(self.keys):
             here = self.states[self.begin : self.begin + _LOOKED_AT] == state
@@ -117,17 +118,17 @@ class _HotRows:
         return np.empty(0, np.int64)
 
     def mark(self, places: Places, state: int) -> None:
-        """Note the state of rows; places are unique."""
+        """Set the state of rows at unique indexes."""
         self.pinned_count -= int(np.count_nonzero(self.states[places] == _PINNED))
         self.states[places] = state
         self.pinned_count += len(places) if state == _PINNED else 0
 
 
 class HotPins:
-    """The pinned hot set of one store. Any thread; sets are swapped one after the other.
+    """The pinned hot set of one store. Any thread; sets are replaced one at a time.
 
-    One class, because a swap, rows that lose their pins meanwhile and the wanted set change
-    together, in one turn with the engine.
+    One class, because three things change together, in one turn with the engine: the replacement of
+    a set, the rows that lose their pins meanwhile, and the wanted set.
     """
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
@@ -136,25 +137,26 @@ class HotPins:
         self._background = Background("hot set")
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
-        self._old: list[_HotRows] = []  # of the one before, while it is let go
+        self._old: list[_HotRows] = []  # of the previous set, while it is unpinned
         by_id, self._wanted = kept.hot_set(), None
         if by_id is not None:
             self._wanted = _Wanted.kept(by_id, tables.by_id.values())
             if self._wanted is None or len(self._wanted.ids) < len(by_id.tables):
-                with suppress(EmbstoreError):  # tables that are gone are kept no longer
+                with suppress(EmbstoreError):  # removes missing tables from the file
                     self._keep()
 
     @property
     def wanted(self) -> HotSet | None:
-        """The set that was requested last."""
+        """The set that was last requested."""
         wanted = self._wanted
         return None if wanted is None else wanted.hot_set
 
     def pin(self, hot_set: HotSet | None) -> HotSetFacts:
-        """Pin a set in place of the one that is pinned, as `Store.pin_hot_set`.
+        """Replace the pinned set by another one, as `Store.pin_hot_set` does.
 
-        After an error, also of the disk or of a row that cannot be read, the set before is pinned.
-        Waits for other swaps, which need the engine: not with the engine.
+        After any error, also of the disk or of a row that cannot be read, the previous set is
+        pinned again. Must not be called with the engine: it waits for other replacements, which
+        need the engine.
         """
         with Slices(self._tables.frame).after_others(self._swapping):
             if hot_set is not None:
@@ -178,11 +180,11 @@ class HotPins:
             return self.facts()
 
     def pin_wanted(self) -> None:
-        """Pin the wanted rows that are not pinned, as far as possible; in the background where
-        another swap runs.
+        """Pin the wanted rows that are not pinned, as far as possible. If another replacement runs,
+        do so in the background.
 
-        Its caller may hold the engine, for which that swap waits between two pieces, so nothing is
-        waited for here.
+        The caller may hold the engine, and that replacement waits for the engine between two
+        pieces. Therefore this function must not wait for that replacement.
         """
         if not self._swapping.acquire(blocking=False):
             self._background.start(self._pin_later)
@@ -194,7 +196,7 @@ class HotPins:
             self._swapping.release()
 
     def _pin_later(self) -> None:
-        """Do as `pin_wanted`, after other swaps. Without the engine."""
+        """Pin the wanted rows after other replacements have ended. Called without the engine."""
         with suppress(EmbstoreError), Slices(self._tables.frame).after_others(self._swapping):
             self._pin_possible()
 
@@ -205,14 +207,14 @@ class HotPins:
             self._swap(possible, at_all_costs=False)
 
     def _want(self, hot_set: HotSet | None) -> None:
-        """Take a set for the one wanted."""
+        """Make a set the wanted one."""
         with self._tables.reading():
             names = hot_set.tables if hot_set is not None else ()
             ids = {name: self._tables.find(name).table_id for name in names}
             self._wanted = _Wanted(hot_set, ids) if hot_set is not None and ids else None
 
     def _keep(self) -> None:
-        """Write the wanted set to the directory, again where it changes while it is written."""
+        """Write the wanted set to the directory; write again if it has changed meanwhile."""
         while True:
             wanted = self._wanted
             self._kept_files.keep_hot_set(None if wanted is None else wanted.by_id())
@@ -232,7 +234,7 @@ class HotPins:
                 raise _no_room(pool, rows)
 
     def _grow(self, found: Iterable[tuple[Pool, Keys]]) -> Counter[Pool]:
-        """Have pools take the slabs that there are for these hot rows; return how many each has."""
+        """Make pools allocate free slabs for these hot rows; return the number of rows per pool."""
         needed: Counter[Pool] = Counter()
         for pool, keys in found:
             needed[pool] += len(keys)
@@ -244,7 +246,7 @@ class HotPins:
         return needed
 
     def _possible(self, wanted: _Wanted) -> HotSet:
-        """Return as much of a set as there are tables and slots for now."""
+        """Return the part of a set for which there are tables and slots at present."""
         found: dict[str, tuple[Pool, Keys]] = {}
         with self._tables.reading():
             for name, keys in wanted.hot_set.tables.items():
@@ -262,7 +264,7 @@ class HotPins:
     # Swapping
 
     def _swap(self, hot_set: HotSet, *, at_all_costs: bool) -> None:
-        """Pin a set in place of the pinned one; without `at_all_costs`, as much as is possible."""
+        """Replace the pinned set; without `at_all_costs`, pin only as much as is possible."""
         with self._tables.reading():
             tables = {name: self._tables.find(name) for name in hot_set.tables}
             before = self._all_rows
@@ -319,10 +321,11 @@ class HotPins:
         elif at_all_costs:
             raise _no_room(pool, len(rows.keys))
         else:
-            rows.begin = len(rows.keys)  # no more of them
+            rows.begin = len(rows.keys)  # pin no more rows of this table
 
     def _pin_places(self, rows: _HotRows, places: Places, at_all_costs: bool) -> None:
-        """Bring rows in and pin them; those that cannot be read are passed over, or raised."""
+        """Load rows and pin them. Rows that cannot be read raise an error or, without
+        `at_all_costs`, are skipped."""
         pool = rows.table.pool
         places = places[: pool.residency.part_keys(len(places))]
         try:
@@ -345,7 +348,7 @@ class HotPins:
         return sum(rows.pinned_count for rows in self._all_rows if rows.table.pool is pool)
 
     def _unpin_of(self, pool: Pool) -> bool:
-        """Let a piece of the set before go, in a pool; False: nothing of it is left there."""
+        """Unpin a piece of the previous set in a pool; return False if no row of it was left."""
         for rows in self._old:
             if rows.table.pool is pool and len(places := rows.piece(_PINNED)):
                 self._unpin(rows, places)
@@ -357,7 +360,7 @@ class HotPins:
             return any(self._unpin_of(rows.table.pool) for rows in self._old)
 
     def _unpin(self, rows: _HotRows, places: Places) -> None:
-        """Take the pins of rows, which are where they were pinned. Engine thread."""
+        """Unpin rows, which are still in the slots where they were pinned. Engine thread."""
         pool = rows.table.pool
         d_slots, missing = pool.finder.locate(pool.device.memory.upload(rows.keys[places]))
         assert not missing, "a pinned row does not leave"
@@ -365,16 +368,16 @@ class HotPins:
         pool.pins.unpin(d_slots)
         rows.mark(places, _WANTED)
 
-    # Taking pins away. Engine thread
+    # Removing pins. Engine thread
 
     def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
-        """Take pins of a pool back, before its slots go; the wanted rows are pinned again."""
+        """Remove pins of a pool before its slots are freed, and start to pin the rows again."""
         here = [rows for rows in self._all_rows if rows.table.pool.pins is pins]
         if self._unpin_all(here, None if pinned is None else pinned.keys):
             self._background.start(self._pin_later)
 
     def release_tables(self, tables: Sequence[TableState], *, are_dropped: bool) -> None:
-        """Take the pins of tables back, before these go or become others. Engine thread."""
+        """Remove the pins of tables before these are dropped or replaced. Engine thread."""
         gone = [rows for rows in self._all_rows if rows.table in tables]
         self._unpin_all(gone)
         self._rows = [rows for rows in self._rows if rows not in gone]
@@ -383,22 +386,22 @@ class HotPins:
             self._forget({table.table_id for table in tables})
 
     def forget_missing(self) -> None:
-        """Want no rows of tables any more that are not there. Engine thread."""
+        """Remove the tables that no longer exist from the wanted set. Engine thread."""
         ids = set() if self._wanted is None else set(self._wanted.ids.values())
         self._forget(ids.difference(self._tables.by_id))
 
     def _forget(self, gone: Container[int]) -> None:
-        """Want no rows of tables any more, given by id."""
+        """Remove tables, given by id, from the wanted set."""
         wanted = self._wanted
         if wanted is None:
             return
         self._wanted = wanted.without(gone)
         if self._wanted is not wanted:
-            with suppress(EmbstoreError):  # the kept set then names tables that are gone
+            with suppress(EmbstoreError):  # on failure the file still names missing tables
                 self._keep()
 
     def _unpin_all(self, gone: list[_HotRows], keys: Keys | None = None) -> bool:
-        """Take the pins of rows, or of those that have these row keys; say whether any had one."""
+        """Unpin rows, or only rows with the given row keys; return whether any was pinned."""
         found = False
         for rows in gone:
             places = np.flatnonzero(rows.states == _PINNED)
@@ -413,28 +416,28 @@ class HotPins:
     # Life
 
     def start(self) -> None:
-        """Pin the wanted set, in the background, if anything is missing."""
+        """Pin the wanted set in the background, unless it is complete."""
         if not self.is_complete:
             self._background.start(self._pin_later)
 
     def stop(self) -> None:
-        """Begin no more work in the background."""
+        """Start no more background work."""
         self._background.stop()
 
     def join_threads(self) -> None:
-        """Wait for the work in the background. Not with the engine."""
+        """Wait for the background work. Must not be called with the engine."""
         self._background.join()
 
     # Looking
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that is wanted is pinned."""
+        """Whether all wanted rows are pinned."""
         wanted = self.wanted.row_count if self.wanted is not None else 0
         return self.facts().pinned_rows >= wanted
 
     def facts(self) -> HotSetFacts:
-        """Return which set is wanted, and how much of it is pinned."""
+        """Return the version and size of the wanted set, and the number of its pinned rows."""
         wanted = self.wanted
         pinned = sum(rows.pinned_count for rows in self._rows)
         if wanted is None:
@@ -443,7 +446,7 @@ class HotPins:
 
 
 def _hot_max(pool: Pool) -> int:
-    """Return how many hot rows a pool takes, of the slots that it has."""
+    """Return the maximum number of hot rows in a pool, given its present slots."""
     return pool.slots.count * _HOT_QUARTERS // 4
 
 

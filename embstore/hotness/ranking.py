@@ -1,9 +1,9 @@
-"""The export and import of access frequencies: the store's own counts, and given profiles.
+"""Export and import of access frequencies: the store's own counts, and profiles of callers.
 
-A profile that is imported ranks the rows of its tables: under the rank policy it decides which rows
-leave the cache, warm-up uses it under every policy, and under LFU resident rows start with counts
-in its proportion. It is checked whole before anything changes, and kept in the directory (kept.py).
-No row, no t and no digest depends on any of it.
+An imported profile ranks the rows of its tables. Under the rank policy it decides which rows leave
+the cache. Warm-up uses it under every policy. Under LFU, resident rows start with counts in
+proportion to the profile's. The profile is checked completely before anything changes, and then
+kept in the directory (kept.py). No row, no t and no digest depends on it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,21 +26,21 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 PIECE_SLOTS = 1 << 17
-"""Ranked at once: a few milliseconds of the engine's."""
+"""Slots that are ranked at once, which takes a few milliseconds of the engine."""
 
 
 class Ranking:
-    """Profiles exported from a store, and imported. Any thread."""
+    """Export and import of a store's profiles. Any thread."""
 
     def __init__(self, tables: Tables, frequencies: Frequencies) -> None:
         self._tables = tables
         self._frequencies = frequencies
 
     def export_profile(self, source: str, progress: Progress | None = None) -> Profile:
-        """Return the counts, or the imported profiles; tables without either are included, empty.
+        """Return the counts, or the imported profiles. A table without either has an empty profile.
 
-        Other calls go on in between: only copies are made while they wait, of a table at a time.
-        An exception of `progress` ends it.
+        Other calls run in between: they wait only while copies are made, one table at a time. An
+        exception of `progress` ends the export.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.one():
@@ -52,7 +52,7 @@ class Ranking:
         for table_id in [table.table_id for table in tables]:
             with slices.one():
                 table = self._tables.by_id.get(table_id)
-                if table is not None:  # a restore may have made it anew, and it may be gone
+                if table is not None:  # a restore may have replaced or removed it
                     copies.append((table.name, table.known_rows, accesses.copied(table_id)))
         with slices.one():
             trace = accesses.recorder.copied()
@@ -80,10 +80,10 @@ class Ranking:
         return Profile(profiles, rate=rate, store_id=self._tables.storage.catalogue.store_id)
 
     def import_profile(self, profile: Profile, rename: dict[str, str]) -> None:
-        """Rank the rows of the profile's tables by it, as `Store.import_profile`.
+        """Rank the rows of the profile's tables by it, as `Store.import_profile` does.
 
-        One import after the other. Other calls go on in between, and the import sees their changes
-        to a table. If it cannot be kept, some tables may have it.
+        Imports run one at a time. Other calls run in between, and the import follows their changes
+        to a table. If the profile cannot be written, some of the tables may have it.
         """
         with Slices(self._tables.frame).after_others(self._frequencies.importing):
             with self._tables.reading():
@@ -94,10 +94,10 @@ class Ranking:
             self._rank(found, profile.rate)
 
     def set_policy(self, name: str) -> None:
-        """Have rows leave by another policy, as `Store.set_policy`.
+        """Replace the eviction policy, as `Store.set_policy` does.
 
-        Tables made after the first slice have the new policy. Counts of the old one are forgotten
-        before profiles are applied; calls get on in between.
+        Tables that are created after the first slice of this work have the new policy. Counts of
+        the old policy are deleted before profiles are applied. Other calls run in between.
         """
         policy = policy_of(name)
         with Slices(self._tables.frame).after_others(self._frequencies.importing):
@@ -113,7 +113,7 @@ class Ranking:
             self._rank({i: one for i, one in found.items() if len(one.keys)}, imported.rate)
 
     def _checked(self, profile: Profile, rename: dict[str, str]) -> dict[int, TableProfile]:
-        """Return the profiles by the ids of their tables."""
+        """Check a profile; return the profiles of its tables by table id."""
         unknown = sorted(rename.keys() - profile.tables.keys())
         if unknown:
             raise InvalidArgumentError(
@@ -145,7 +145,7 @@ class Ranking:
             ) from exc
 
     def _rank(self, found: Mapping[int, TableProfile], rate: float) -> None:
-        """Rank tables, by id, and their resident rows by their profiles."""
+        """Rank tables, given by id, and their resident rows by the tables' profiles."""
         levels: dict[int, RowLevels] = {}
         if POLICIES[self._tables.policy].has_levels:
             levels = {table_id: RowLevels(given, rate) for table_id, given in found.items()}
@@ -153,16 +153,17 @@ class Ranking:
             pools: dict[int, Pool] = {}
             for table_id, given in found.items():
                 table = self._tables.by_id.get(table_id)
-                if table is not None:  # a restore may have made it anew, and it may be gone
+                if table is not None:  # a restore may have replaced or removed it
                     self._frequencies.rank(table, len(given.keys), levels.get(table_id))
                     pools[id(table.pool)] = table.pool
         self._piecewise(pools.values(), partial(_rank_slots, found))
 
     def _piecewise(self, pools: Iterable[Pool], rank: Callable[[Pool, int, int], None]) -> None:
-        """Rank the rows in all slots of some pools, `rank(pool, low, high)` those of [low, high).
+        """Rank the rows in all slots of some pools; `rank(pool, low, high)` ranks the rows in slots
+        [low, high).
 
-        Rows that change slots meanwhile keep their levels, but not LFU's counts, which some of them
-        may have to earn again.
+        Rows that change slots meanwhile keep their levels. They may lose the counts of LFU, and
+        then have to be counted again.
         """
         for pool in pools:
             low = 0
@@ -176,7 +177,7 @@ class Ranking:
 
 
 def _rank_slots(found: Mapping[int, TableProfile], pool: Pool, low: int, high: int) -> None:
-    """Rank the rows in slots [low, high) by the profiles of tables, by id."""
+    """Rank the rows in slots [low, high) by the profiles of their tables, given by table id."""
     if pool.policy.counts_touches:
         _seed(pool, found, low, high)
     elif pool.policy.has_levels:

@@ -1,19 +1,20 @@
-"""Recording the accesses of calls, for a sample of the keys, in bounded memory.
+"""Recording of the accesses of calls, for a sample of the keys, in bounded memory.
 
-A recorder keeps an **event** for each sampled key of each call, with the key's accesses in it.
-Which keys are sampled is decided by their hash alone (`profile.py`), so that a sampled key has all
-of its events, and the distances between them are true. When the events become more than
-`events_max` the rate is halved, and the events of keys that are out now are removed, of all calls
-since the first (SHARDS with a fixed size: Waldspurger et al., FAST 2015); the rest is the same as
-if the recorder had begun with that rate.
+A recorder keeps an **event** for each sampled key of each call, with the number of the key's
+accesses in the call. Whether a key is sampled is decided by its hash alone (`profile.py`), so that
+all events of a sampled key are recorded, and the distances between them are true. When there are
+more than `events_max` events, the rate is halved, and the events of keys that are no longer sampled
+are removed, back to the first call (SHARDS with a fixed size: Waldspurger et al., FAST 2015). The
+remaining events are the same as if the recorder had begun with that rate.
 
-Unique keys and accesses are totalled over all keys, sampled or not: a sample may have a hot key too
-many or too few, and SHARDS_adj corrects by the expected number. Therefore every key of a call is
-looked up once, in a hash table that is only as large as the call. The totals are kept by table: the
-totals and events of a dropped table are removed (`forget`), and the calls stay, without it.
+Unique keys and accesses are totalled over all keys, whether sampled or not: a sample may have a hot
+key too many or too few, and SHARDS_adj corrects by the expected number. Therefore every key of a
+call is looked up once, in a hash table that is only as large as the call. The totals are kept per
+table: `forget` removes the totals and events of a dropped table, and keeps the calls without it.
 
-A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or at a
-table more than 16 bits number: then calls are not recorded any more, and the recording stays valid.
+A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or when
+there are more tables than an int16 can number. Then further calls are not recorded, and the
+recording stays valid.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ _EACH_ONCE = np.empty(0, np.int64)
 
 
 class _Events:
-    """Events in the order of their calls: the first `count` of arrays with room for more."""
+    """Events in the order of their calls: the first `count` entries of longer arrays."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self.room = room = len(memory) // _EVENT_BYTES
@@ -51,13 +52,13 @@ class _Events:
         self.count = 0
 
     def keep(self, samples: NDArray[np.uint64]) -> None:
-        """Drop those whose keys are out by now."""
+        """Drop the events whose keys are no longer in the sample."""
         self.count = keep_events(
             self.calls, self.tables, self.keys, self.counts, self.count, samples
         )
 
     def append(self, other: "_Events") -> None:
-        """Copy another's events behind these."""
+        """Append the events of `other`."""
         low, self.count = self.count, self.count + other.count
         for name in ("calls", "tables", "keys", "counts"):
             getattr(self, name)[low : self.count] = getattr(other, name)[: other.count]
@@ -68,7 +69,7 @@ class _Table:
     """The totals of one table."""
 
     place: int
-    """Its place in the samples, and in the events."""
+    """The table's index in `_samples` and in the events."""
     unique_total: int = 0
     access_total: int = 0
 
@@ -78,8 +79,8 @@ class Recorder:
 
     Parameters
     ----------
-    events_max : events that are kept at most, of 24 bytes each
-    rate : the share of keys to begin with
+    events_max : maximum number of events that are kept, of 24 bytes each
+    rate : initial share of the keys that is sampled
 
     Raises
     ------
@@ -95,28 +96,28 @@ class Recorder:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, and begin again with the first rate."""
+        """Delete the recording, and begin again with the initial rate."""
         self.rate = self._first_rate
-        """The share of keys whose events are kept by now."""
+        """The share of keys that is sampled at present."""
         self.calls = 0
-        """Calls recorded since the last `clear`."""
+        """Number of calls that were recorded since the last `clear`."""
         self.is_full = False
-        """Whether further calls are not recorded any more."""
+        """Whether the recording has ended, so that further calls are not recorded."""
         self._tables: dict[str, _Table] = {}
-        self._free_places: list[int] = []  # of tables that were forgotten
+        self._free_places: list[int] = []  # places of tables that were forgotten
         self._samples = np.empty((0, 2), np.uint64)  # by place: seed and limit of a table
         self._events = _Events(reserve(_EVENT_BYTES * self._events_max))
-        self._new = _Events(_NO_BYTES)  # of the call at hand
+        self._new = _Events(_NO_BYTES)  # of the call that is being recorded
         self._scratch = np.empty(0, np.uint64)
 
     @property
     def events(self) -> int:
-        """Events kept."""
+        """Number of events that are kept."""
         return self._events.count
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the events, kept or to come, and of the scratch of the largest call so far."""
+        """Bytes of memory for all events, kept or future, and of the scratch for large calls."""
         return _EVENT_BYTES * (self._events_max + self._new.room) + self._scratch.nbytes
 
     def record(self, call: Call) -> None:
@@ -124,9 +125,9 @@ class Recorder:
 
         Parameters
         ----------
-        call : for each table its name, its keys (n,) int64, any order, repeats allowed, and the
-            accesses that each stands for, (n,) int64, >= 1; None: one each. A table that is there
-            twice has the keys of both.
+        call : for each table its name; its keys, (n,) int64, in any order, repeats allowed; and the
+            number of accesses that each key stands for, (n,) int64, >= 1, or None: one each. If a
+            table occurs twice, its keys are joined.
         """
         self.is_full |= self.calls == _CALLS_MAX or not self._enter_tables(call)
         if self.is_full:
@@ -143,10 +144,10 @@ class Recorder:
                 table.access_total += int(counts.sum()) if len(counts) else len(keys)
 
     def forget(self, name: str) -> None:
-        """Drop the recording of a table, as if it had been in no call."""
+        """Delete the recording of a table, as if it had occurred in no call."""
         table = self._tables.pop(name, None)
         if table is not None:
-            self._samples[table.place, 1] = 0  # no hash is 0: all of its keys are out
+            self._samples[table.place, 1] = 0  # no hash is 0, so all of its keys are dropped
             self._events.keep(self._samples)
             self._free_places.append(table.place)
 
@@ -155,7 +156,7 @@ class Recorder:
         return Trace(**self.copied())
 
     def copied(self) -> dict[str, Any]:
-        """Return the same as the fields of a `Trace`, whose checks take far longer than copying."""
+        """Return the fields of a `Trace` without its checks, which take longer than copying."""
         events, kept = self._events, slice(self._events.count)
         tables = self._tables.values()
         numbers = np.zeros(len(self._samples), np.int16)
@@ -173,7 +174,7 @@ class Recorder:
         }
 
     def _enter_tables(self, call: Call) -> bool:
-        """Number the tables that are new; return False, and enter none, if they are too many."""
+        """Number new tables; return False, and number none, if there are too many tables."""
         new = dict.fromkeys(name for name, _, _ in call if name not in self._tables)
         if len(self._tables) + len(new) > _TABLES_MAX:
             return False
@@ -186,7 +187,7 @@ class Recorder:
         return True
 
     def _collect(self, parts: _Parts) -> list[int]:
-        """Make a call's events the new ones; return how many keys of each table differ."""
+        """Store a call's events in `_new`; return the number of distinct keys of each table."""
         lengths = [len(keys) for keys, _ in parts.values()]
         places = 1 << max(1, (2 * max(lengths, default=0) - 1).bit_length())
         if places > len(self._scratch):
@@ -207,7 +208,7 @@ class Recorder:
         return unique
 
     def _make_room(self) -> bool:
-        """Halve the rate until all events fit; return False if it would be too low for that."""
+        """Halve the rate until all events fit; return False if the rate would become too low."""
         while self._events.count + self._new.count > self._events_max:
             if self.rate / 2 < _RATE_MIN:
                 return False
@@ -219,7 +220,7 @@ class Recorder:
 
 
 def _joined(call: Call) -> _Parts:
-    """Return the keys of each table of a call, and their counts; (0,): each key once."""
+    """Return the keys and counts of each table of a call; counts of shape (0,): each key once."""
     parts: dict[str, list[tuple[Keys, Counts | None]]] = {}
     for name, keys, counts in call:
         assert counts is None or len(counts) == len(keys), "a count a key"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CountStats:
-    """The counts of one table. An instance of this class stands for a table without any."""
+    """The counts of one table. An instance of this class stands for a table without counts."""
 
     distinct: int = gauge("Keys that have a count.", metric="counted_keys")
     accesses: int = gauge("Counted accesses.", metric="counted_accesses")
@@ -71,7 +71,7 @@ class HotSetStats:
 
 
 class Source(Protocol):
-    """The parts of an engine that the stats are read from."""
+    """The parts of an engine from which the stats are read."""
 
     tables: "Tables"
     frequencies: "Frequencies"
@@ -94,7 +94,7 @@ def _levels_bytes(engine: Source) -> int:
 
 @dataclass
 class FrequencyStats:
-    """Access frequencies, and their uses. Clearing counts sets them to 0."""
+    """Access frequencies, and their uses. Deleting the counts sets their stats to 0."""
 
     count_rate: float = gauge(
         "Share of lookups that is counted.", lambda e: e.frequencies.accesses.rate

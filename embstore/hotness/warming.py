@@ -1,11 +1,12 @@
-"""Warming: the rows with the most expected lookups are brought into the cache ahead.
+"""Warming: loading the rows with the most expected lookups into the cache ahead of the lookups.
 
-Rows are chosen by their profiled counts over all tables of a pool, for a share of its slots, and
-brought in piece by piece, so that calls get on in between. The most frequent come last: under LRU
-they leave last then. Under LFU they start with the counts that they would have by now.
+Rows are chosen by their profiled counts over all tables of a pool, for a share of the pool's slots.
+They are loaded piece by piece, so that other calls run in between. The most frequent rows are
+loaded last, so that under LRU they are evicted last. Under LFU, rows start with the counts that
+they would have reached by now.
 
-At opening this goes on in a thread of its own; where somebody asks for it, it is done in their
-thread. Which rows are warm changes no bit of any.
+When a store is opened, warming runs on a thread of its own; when a caller requests it, it runs on
+the caller's thread. Which rows are warm changes no bit of any row.
 """
 
 import threading
@@ -33,16 +34,16 @@ from embstore.tables.tables import Tables
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The rows of one pool that are to be warm, the least frequent first."""
+    """The rows of one pool that are to be loaded, the least frequent first."""
 
     pool: Pool
     keys: Keys  # (n,) row keys
-    counts: Counts  # (n,) in the profile
+    counts: Counts  # (n,) accesses in the profile
     accesses: int
 
 
 class Warming:
-    """Brings rows in. Any thread."""
+    """Loads the most frequent rows into the cache. Any thread."""
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
         self._tables = tables
@@ -52,21 +53,21 @@ class Warming:
         self.stats = WarmingStats()
 
     def start(self, share: float) -> None:
-        """Warm a share in the background."""
+        """Warm a share of the slots in the background."""
 
         def warm() -> None:
-            with suppress(EmbstoreError):  # a later lookup of the rows gets the error
+            with suppress(EmbstoreError):  # a later lookup of these rows raises the error
                 self._warm(share, None, at_all_costs=False)
 
         if share:
             self._background.start(warm)
 
     def warm(self, share: float, progress: Progress | None) -> Warmed:
-        """Bring the most frequent rows in, for a share of the slots.
+        """Load the most frequent rows, for a share of the slots.
 
         Raises
         ------
-        CapacityError, CorruptTableError : some rows are warm.
+        CapacityError, CorruptTableError : some of the rows are warm.
         """
         stats = self._warm(share, progress, at_all_costs=True)
         return Warmed(stats.rows, stats.of, finished=True)
@@ -112,7 +113,7 @@ class Warming:
                 yield self._most_frequent(pool, share, parts)
 
     def _profiled(self, table_id: int) -> tuple[Keys, NDArray[np.float64]] | None:
-        """Return the row keys of a table that have a profile, and about how many accesses each."""
+        """Return the row keys in a table's profile and the estimated accesses of each row."""
         kept = self._kept.profile("imported", table_id)
         if kept is None or not len(kept[0].keys):
             return None
@@ -160,9 +161,9 @@ class Warming:
         return len(keys)
 
     def stop(self) -> None:
-        """Have running work end soon, and begin none."""
+        """Make running work end soon, and start no more work."""
         self._background.stop()
 
     def join_threads(self) -> None:
-        """Wait for the work in the background. Not with the engine."""
+        """Wait for the background work. Must not be called with the engine."""
         self._background.join()

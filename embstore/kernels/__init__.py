@@ -1,17 +1,17 @@
 """Kernels, one verb per file: the CPU twin (Numba, `<verb>.py`) and its CUDA source, `<verb>.cu`.
 
-A kernel knows arrays and indices, no tables and no policies. One that can be split over threads
-takes `low, high` and does that part of its range alone; its bits never depend on the split, because
-every element of the result is computed by one thread, in an order that the contract fixes. Where a
-kernel takes a list of arrays of one shape each (the segments of a batch), it takes their addresses.
+A kernel knows arrays and indices, no tables and no policies. A kernel that can be split over
+threads takes `low, high` and processes only this part of its range. Its bits never depend on the
+split, because one thread computes each element of the result, in an order that the contract fixes.
+A kernel that needs a list of arrays (the segments of a batch) takes their addresses.
 
-What several CUDA sources need is in headers, one idea each, with its theory on top; a file includes
-what it names, and headers include one another one way:
+Code that several CUDA sources need is in headers, one idea each, with its theory at the top. A file
+includes the headers whose names it uses, and headers do not include each other in circles:
 
     types         integers, threads, the type of an element
     keys          row keys             score     its fields
     slabs         addresses of slots   index     the slot of a key
-    segments      a batch              findings  what the host is told
+    segments      a batch              findings  results for the host
     floats        NaN, large sums      pieces    rows, moved by groups of lanes
     block_sums    over a block         tiles     over all items, in one pass
     search        for victims

@@ -1,26 +1,28 @@
 // One optimizer update of each row. The result is that of its twin: apply.py.
 //
-// Formulas and scalars are those of embstore/optimizers.py, by hand: a formula of elements, and
-// where a row has state of its own, a formula of rows before it. An optimizer is its formulas, and
-// one kernel at the end of this file that names them. Weight decay comes before all of them.
+// Formulas and scalars are those of embstore/optimizers.py, written by hand: a formula of elements
+// and, for an optimizer whose rows have state of their own, a formula of rows that runs before it.
+// An optimizer is its formulas, and one kernel at the end of this file that names them. Weight
+// decay is applied before the formulas.
 //
-// Grid: any size; updates.cuh says which rows a group takes, by_element.cuh and
-// by_row.cuh what its lanes do.
+// Grid: any size. updates.cuh defines which rows a group takes, by_element.cuh and by_row.cuh what
+// its lanes do.
 //
-// Preconditions: keys, hence slots, unique; sums begins at 16.
+// Preconditions: keys, and therefore slots, are unique; sums is aligned to 16 bytes.
 //
-// Determinism: an element is updated by one lane, and the order of rule 3 is fixed. A NaN that
-// arises is written as 0x7fc00000.
+// Determinism: one lane updates an element, and rule 3 fixes the order of sums. A NaN that arises
+// is written as 0x7fc00000.
 //
-// Bytes: 16 n of slots and keys, 4 n dim of gradients, and the rows read and written; where sums are
-// not all kept 20 n of starts and positions; where rows are touched a sector, read and written.
+// Bytes: 16 n of slots and keys, 4 n dim of gradients, and the rows, read and written. If not all
+// sums are kept, also 20 n of starts and positions; if rows are touched, a sector per row, read and
+// written.
 
 #include "by_element.cuh"
 #include "by_row.cuh"
 #include "types.cuh"
 #include "updates.cuh"
 
-// Formulas of elements: w and state, one float for each of its arrays, become the new ones.
+// Formulas of elements: they replace w, and state, one float for each of its arrays, by new values.
 
 __device__ __forceinline__ void sgd(float g, float& w, float*, const float* scalars) {
     const float lr = scalars[0];
@@ -54,8 +56,8 @@ __device__ __forceinline__ void ftrl(float g, float& w, float* state, const floa
     w = fabsf(z) <= l1 ? 0.0f : -((z - copysignf(l1, z)) / ((beta + sqrtf(n1)) / lr + l2));
 }
 
-// A formula of rows, with rule 3 over g*g: the row's state s becomes the new one. Returns the scalar
-// of the formula of elements after it.
+// A formula of rows, with rule 3 over g*g: it replaces the row's state s by its new value, and
+// returns the scalar of the formula of elements that follows.
 
 __device__ __forceinline__ float rowwise_adagrad(float squares, float& s, const float* scalars) {
     const float lr = scalars[0], epsilon = scalars[1], dim = scalars[2];
@@ -67,10 +69,11 @@ __device__ __forceinline__ float rowwise_adagrad_element(float g, float w, float
     return w - rate * g;
 }
 
-// The kernels, apply_<kind> for each optimizer: its formulas, and of elements how many floats are
-// state, and how many scalars there are, of `scalars` (tables, 8). `call` is a Call, or null. Four
-// blocks of a multiprocessor leave each thread the registers for its loads in flight; of rows, three
-// where the compiler needs more of them, which is before Hopper.
+// The kernels, apply_<kind> for each optimizer. Each names its formulas, the number of state floats
+// of an element, and the number of its scalars among `scalars` (tables, 8). `call` is a Call, or
+// null. Four blocks of a multiprocessor leave each thread the registers for its loads in flight.
+// For formulas of rows there are three blocks where the compiler needs more registers, which is
+// before Hopper.
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define ROW_BLOCKS 3

@@ -1,9 +1,9 @@
-"""One optimizer update of each row: contract.md rule 4 on rows[slots[i]] with g = sums[i], the
-scalars those of the key's table (`table_of`); dirty[slots[i]] = 1.
+"""One optimizer update of each row: contract.md rule 4 on rows[slots[i]] with g = sums[i] and the
+scalars of the key's table (`table_of`); dirty[slots[i]] = 1.
 
-Preconditions: keys, hence slots, unique. A NaN that arises is written as 0x7fc00000. Every row is
-updated by one thread, in a fixed order over dim (rule 3 for a row formula). Split over i. How a row
-is updated stands in `embstore.arithmetic.compiled_update`.
+Preconditions: keys, and therefore slots, are unique. A NaN that arises is written as 0x7fc00000.
+Every row is updated by one thread, in a fixed order over dim (rule 3 for a row formula). The kernel
+can be split over i. `embstore.arithmetic.compiled_update` has the update of a row.
 """
 
 import numpy as np

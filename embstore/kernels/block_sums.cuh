@@ -2,7 +2,7 @@
 
 #include "types.cuh"
 
-// The sum over the block, in thread 0; `shared` has room for one of each warp.
+// The sum over the block, in thread 0; `shared` has an element for each warp.
 __device__ __forceinline__ int64 block_sum(int64 value, int64* shared) {
     for (int32 half = WARP_THREADS / 2; half > 0; half /= 2) {
         value += __shfl_down_sync(FULL_WARP, value, half);
@@ -17,11 +17,11 @@ __device__ __forceinline__ int64 block_sum(int64 value, int64* shared) {
     return value;
 }
 
-// The sum over the threads of the block before this one, and `all`, over the block; `shared` has
-// room for one of each warp, and is free again at the end.
+// The sum over the threads of the block before this one; `all` becomes the sum over the block.
+// `shared` has an element for each warp, and can be used again afterwards.
 __device__ __forceinline__ int32 sum_before(int32 value, int32* shared, int32& all) {
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
-    int32 up_to = value;  // of the warp's threads, this one included
+    int32 up_to = value;  // over the warp's threads up to this one
     for (int32 delta = 1; delta < WARP_THREADS; delta *= 2) {
         const int32 other = __shfl_sync(FULL_WARP, up_to, max(lane - delta, 0));
         up_to += lane >= delta ? other : 0;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void add_to(int64* address, int64 value) {
     atomicAdd(reinterpret_cast<uint64*>(address), static_cast<uint64>(value));
 }
 
-// Adds what the threads of the block have; all of them come here.
+// Adds the values of the block's threads to *address. All threads must call it.
 __device__ __forceinline__ void add_of_block(int64* address, int64 value, int64* shared) {
     value = block_sum(value, shared);
     if (threadIdx.x == 0 && value > 0) {

@@ -1,5 +1,5 @@
-// Updates by element: an element of the new row depends on the same element of gradient, weights and
-// state alone. A group owns a row, 16 bytes to a lane where dim % 4 == 0, else 4.
+// Updates by element: an element of the new row depends only on the same element of gradient,
+// weights and state. A group owns a row, 16 bytes to a lane if dim % 4 == 0, else 4.
 
 #include "floats.cuh"
 #include "pieces.cuh"
@@ -8,7 +8,7 @@
 
 #define PIECE_ELEMENTS 4  // at most
 
-// As load_piece, of rows that are written to here; the rest of `piece` is left as it is.
+// As load_piece, for rows that are written here; the rest of `piece` does not change.
 __device__ __forceinline__ void read_piece(const float* at, const int32 width, float* piece) {
     if (width == 4) {
         const float4 whole = *reinterpret_cast<const float4*>(at);
@@ -25,7 +25,7 @@ __device__ __forceinline__ void read_piece(const E* at, const int32 width, float
     }
 }
 
-// Of gradients, which are read once, and may begin anywhere.
+// For gradients, which are read once, and may have any alignment.
 __device__ __forceinline__ void read_gradient(const float* at, const int32 width, float* piece) {
     if (width == 4 && is_aligned_16(at)) {
         const float4 whole = load_four_once(at);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void read_gradient(const float* at, const int32 width
     }
 }
 
-// Stores what a row may hold: any NaN as the one of contract.md, rule 1.
+// Stores values of a row, with every NaN as the one of contract.md, rule 1.
 __device__ __forceinline__ void store_piece(element* at, const int32 width, const float* piece) {
     if (width == 4) {
         store_four(at, canonical(make_float4(piece[0], piece[1], piece[2], piece[3])));
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_piece(element* at, const int32 width, cons
 
 typedef void (*ElementFormula)(float g, float& w, float* state, const float* scalars);
 
-// A group's columns of a row; `width`, 4 or 1, is a literal wherever this is inlined.
+// Updates a group's columns of a row; `width`, 4 or 1, is a literal wherever this is inlined.
 template <ElementFormula FORMULA, int32 STATES, int32 SCALARS>
 __device__ __forceinline__ void update_columns(
     const Update& of, const Group& group, int32 dim, const int32 width) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void update_columns(
             scalars[i] = __ldg(of.scalars + i);
         }
         UNROLLED(e, width) {
-            float state[1 + STATES];  // not of no elements
+            float state[1 + STATES];  // at least one element
             UNROLLED(p, STATES) {
                 state[p] = parts[1 + p][e];
             }

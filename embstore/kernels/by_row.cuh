@@ -1,8 +1,10 @@
-// Updates by row: a row has state of its own, by the sum of the squares of its gradient (rule 3).
+// Updates by row: a row has state of its own, which depends on the sum of the squares of its
+// gradient (rule 3).
 //
-// A warp is a group, with pieces of 4 bytes, because lane l adds the squares of elements l, l + 32, ...,
-// then the warp folds by shuffles; the first COLUMNS_HELD pieces of a lane stay in registers, and of rows
-// that have no more ROWS_UPDATED are in flight. Longer rows are read twice.
+// A warp is a group, with pieces of 4 bytes, because lane l adds the squares of elements l, l + 32,
+// ...; then the warp adds up the lanes' sums by shuffles. The first COLUMNS_HELD pieces of a lane
+// stay in registers. ROWS_UPDATED rows that have no more pieces are in flight together. Longer rows
+// are read twice.
 
 #include "floats.cuh"
 #include "pieces.cuh"
@@ -16,7 +18,7 @@
 typedef float (*RowFormula)(float squares, float& s, const float* scalars);
 typedef float (*ScaledFormula)(float g, float w, float scalar);
 
-// A lane's elements from column `begin` on, as they were read; 0 beyond the row.
+// Reads a lane's elements from column `begin` on; 0 beyond the row.
 template <typename E>
 __device__ __forceinline__ void read_columns(
     const E* row, int32 begin, int32 dim, float* values) {
@@ -26,7 +28,7 @@ __device__ __forceinline__ void read_columns(
     }
 }
 
-// One row, of more elements than a lane holds.
+// Updates one row that has more elements than the warp's registers hold.
 template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
 __device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
     const int32 lane = threadIdx.x % WARP_THREADS;
@@ -34,7 +36,7 @@ __device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
     float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
     const float weight_decay = __ldg(of.scalars + DECAY), kept = __ldg(of.scalars + KEPT);
     float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
-    float sum = 0.0f;  // not the first square: no square is -0.0
+    float sum = 0.0f;  // not the first square: a square is never -0.0
     for (int32 begin = 0; begin < dim; begin += HELD) {
         read_columns(of.g.at, begin, dim, g_held);
         scale_elements(of.g, COLUMNS_HELD, g_held);
@@ -50,7 +52,7 @@ __device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
     for (int32 half = WARP_THREADS / 2; half > 0; half >>= 1) {
         sum += __shfl_down_sync(FULL_WARP, sum, half);
     }
-    float scalar = 0.0f;  // lane 0's is the row's: the others fold what lies beyond the warp
+    float scalar = 0.0f;  // valid in lane 0: other lanes add values from beyond the warp
     if (lane == 0) {
         scalar = OF_ROW(sum, s, of.scalars);
         weights[dim] = static_cast<element>(canonical(s));
@@ -72,8 +74,8 @@ __device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
     }
 }
 
-// ROWS_UPDATED rows of at most HELD elements, whose loads are in flight together. The state of the
-// r-th is lane r's. All lanes of the warp come here.
+// Updates ROWS_UPDATED rows of at most HELD elements, whose loads are in flight together. Lane r
+// has the state of the r-th row. All lanes of the warp must call it.
 template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
 __device__ __forceinline__ void update_short_rows(
     const Update (&of)[ROWS_UPDATED], int32 dim) {
@@ -89,14 +91,14 @@ __device__ __forceinline__ void update_short_rows(
         of_table = lane == r ? of[r].scalars : of_table;
     }
     float s = own != nullptr ? static_cast<float>(own[dim]) : 0.0f;
-    float sum = 0.0f;  // of lane r, the r-th's
+    float sum = 0.0f;  // in lane r, of the r-th row
     UNROLLED(r, ROWS_UPDATED) {
         scale_elements(of[r].g, COLUMNS_HELD, g_held[r]);
         if (of[r].weights != nullptr) {
             decay_gradients(__ldg(of[r].scalars + DECAY), COLUMNS_HELD, w_held[r], g_held[r]);
             keep_weights(__ldg(of[r].scalars + KEPT), COLUMNS_HELD, w_held[r]);
         }
-        float squares = 0.0f;  // not the first square: no square is -0.0
+        float squares = 0.0f;  // not the first square: a square is never -0.0
         UNROLLED(c, COLUMNS_HELD) {
             squares += g_held[r][c] * g_held[r][c];
         }

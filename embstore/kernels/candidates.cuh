@@ -1,6 +1,6 @@
-// The scores of slots that may leave (select_victims.cu), several of a thread in flight. A pass reads the
-// score of every slot, and the key of those alone whose score is a candidate's: in all passes but the
-// first that is a small part.
+// The scores of slots that may be evicted (select_victims.cu); a thread has several in flight. A
+// pass reads the score of every slot, but the key of a slot only if its score is a candidate's. In
+// all passes but the first these are few.
 
 #include "keys.cuh"
 #include "score.cuh"
@@ -15,12 +15,13 @@ __device__ __forceinline__ int64 threshold_of(const int64* search) {
     return search[STATE] == DONE ? search[HIGHEST] : NO_SCORE;
 }
 
-// As far as the score says.
+// Whether a slot is a candidate, as far as its score shows.
 __device__ __forceinline__ bool may_go(int64 score, int64 clock, int64 floor, int64 ceiling) {
     return score >= floor && score < ceiling && (score & (FORESEEN | CLOCK_MASK)) != clock;
 }
 
-// The scores of the slots begin, begin + step, ... below end, NO_SCORE where there is no candidate.
+// Loads the scores of the slots begin, begin + step, ... below end; NO_SCORE where a slot is no
+// candidate.
 __device__ __forceinline__ void load_candidates(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 begin, int64 step, int64 end,
     int64 clock, int64 floor, int64 ceiling, int64 (&scores)[PER_THREAD]) {

@@ -5,7 +5,7 @@
 #include "types.cuh"
 
 struct Chunk {
-    int32 id, first;  // first: 0 where no chunk begins in the window
+    int32 id, first;  // first: 0 if no chunk begins in the window
 };
 
 // The extra chunk that begins in a window of positions, if any.
@@ -24,21 +24,21 @@ __device__ __forceinline__ Chunk chunk_in(
     return {static_cast<int32>(id), is_here ? static_cast<int32>(next) : 0};
 }
 
-// What is added at a position, as the lane found it that looked for it.
+// The occurrence at a position, as found by the lane of this position.
 struct Occurrence {
-    const float* row;    // null: none
+    const float* row;    // null: there is none
     float coefficient;
     int32 form;
     uint32 stop;         // of the chunk
-    int32 target;        // of its sum: a row of `more` or `sums`; -1: it is not stored
-    bool is_first, is_last, is_extra, is_all;  // of the chunk; it is chunk c > 0; it is all of its id
+    int32 target;        // row of `more` or `sums` for its sum; -1: it is not stored
+    bool is_first, is_last, is_extra, is_all;  // of the chunk; c > 0; it is all of its id
 };
 
 __device__ __forceinline__ int32 id_at(const int32* sorted_ids, uint32 k) {
     return sorted_ids ? __ldg(sorted_ids + k) : static_cast<int32>(k);
 }
 
-// The chunk that position k of the order lies in.
+// The chunk that contains position k of the order.
 __device__ __forceinline__ Occurrence chunk_at(
     const int64* starts, const int32* sorted_ids, int32 keeps_all, uint32 k) {
     const int32 id = id_at(sorted_ids, k);
@@ -52,7 +52,7 @@ __device__ __forceinline__ Occurrence chunk_at(
             k + 1 == stop, is_extra, end - start <= CHUNK_OCCURRENCES};
 }
 
-// And the row that it adds.
+// Finds the row that is added at position k.
 __device__ __forceinline__ void find_row(
     const int32* positions, const int64* of_segments, int32 segments, int32 dim, uint32 k,
     Occurrence& own) {

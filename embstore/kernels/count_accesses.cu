@@ -1,12 +1,13 @@
 // Accesses of a call, and how many of them hit.
 //
-//     count_accesses   findings[ACCESSES], findings[HITS] += positions with an id in [low, high),
-//                      those of them with a slot; a position weighs counts[p], or 1
+//     count_accesses   findings[ACCESSES] += accesses to positions with an id in [low, high),
+//                      findings[HITS] += those of them whose id has a slot; a position stands for
+//                      counts[p] accesses, or 1
 //
-// Grid: PER_THREAD positions a thread and round, a whole grid apart, so that their loads are under
-// way together; sums in registers, then in the block, and an atomic of one thread: a grid no larger
-// than fills the device. Deterministic: sums of integers.
-// CPU twin: count_accesses.py. Bytes of n positions: 4 n, and sectors of slots, in the L2 cache.
+// Grid: in each round a thread takes PER_THREAD positions, a whole grid apart, so that their loads
+// are in flight together. Sums are added up in registers, then in the block, and then by an atomic
+// of one thread. The grid is no larger than fills the device. Deterministic: sums of integers.
+// CPU twin: count_accesses.py. Bytes for n positions: 4 n, and sectors of slots, in the L2 cache.
 
 #include "block_sums.cuh"
 #include "findings.cuh"

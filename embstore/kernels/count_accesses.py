@@ -1,7 +1,7 @@
 """Accesses of a call, and how many of them hit.
 
-count_accesses, over the positions p of ids in [low, high): how many, and how many have
-slots[inverse[p] - low] >= 0, each as often as counts[p] says.
+count_accesses, over the positions p whose id is in [low, high): the number of accesses, and the
+number of accesses with slots[inverse[p] - low] >= 0. A position stands for counts[p] accesses.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ def count_accesses(
     low: Int,
     high: Int,
     counts: Int64sIn,  # (n,), or (0,) for 1 each
-    result: Int64s,  # (2,): accesses, and those that hit
+    result: Int64s,  # (2,): accesses, and how many hit
 ) -> None:
     """Write `result`."""
     accesses, hits = 0, 0

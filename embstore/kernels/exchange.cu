@@ -1,28 +1,31 @@
-// Rows change levels of the cache: those that a call misses come up from level two, and victims of
-// level one go down into the slots that these leave. Rows of level two are pinned memory of the host,
-// read and written over the bus.
+// Rows change levels of the cache: rows that a call misses come up from level two, and victims of
+// level one go down into the slots that these rows leave. Rows of level two are in pinned host
+// memory, and are read and written over the bus.
 //
-//     find_below    the i with slots[i] < 0, ascending, keys[i] of each, and its slot in level two, -1
-//                   where it has none; *missing = how many they are
-//     part_missing  of these, those without a slot in level two first, in their order, the others
-//                   from the end on backwards; *absent = how many have none; and what is to be
-//                   searched (select_victims.cu): as many victims as are more than `free`
-//     count_dirty   *count += how many of slots are dirty; -1 is skipped
+//     find_below    the i with slots[i] < 0, ascending, keys[i] of each, and its slot in level
+//                   two, -1 where it has none; *missing = their number
+//     part_missing  the same keys, parted: those without a slot in level two first, in their order,
+//                   the others from the end on backwards; *absent = the number of the former.
+//                   It also begins the search for victims (select_victims.cu): their number is
+//                   the number of missing keys beyond `free`
+//     count_dirty   *count += the number of dirty slots among `slots`; -1 is skipped
 //     count_tables  counts[t] += keys of table t
-//     exchange      of pair i, from first_up on the row of below[i] comes to slots[i], for keys[i];
-//                   from first_down on the row that was in slots[i] goes to below[i], or nowhere, where
-//                   that is -1; left_keys[i] = its key. A slot that a row has left and none has come
-//                   to is free. In level two a dirty row has a count of 1 in its score: clean rows
-//                   leave first.
+//     exchange      for pair i: from first_up on, the row of below[i] is copied to slots[i], for
+//                   keys[i]; from first_down on, the row that was in slots[i] is copied to
+//                   below[i], or nowhere where that is -1, and left_keys[i] = its key. A slot
+//                   that loses its row and gets none becomes free. In level two a dirty row has a
+//                   count of 1 in its score: clean rows leave first.
 //
-// Grid: exchange a group for ROWS_TOGETHER consecutive pairs, all of whose pieces, of both ways, are
-// loaded before the first is stored: the bus carries both ways at once. find_below and part_missing
-// draw tiles; the others a thread an element, grid-stride.
+// Grid: in exchange, a group takes ROWS_TOGETHER consecutive pairs. All their pieces, in both
+// directions, are loaded before the first is stored, so that the bus carries both directions at
+// once. find_below and part_missing draw tiles. In the other kernels a thread takes an element,
+// with a grid-stride loop.
 //
-// Preconditions: slots and below unique but for -1; below[i] >= 0 where a row comes up; a slot that
-// is not left is free. Deterministic: bits are copied, and an element is written by one thread.
-// Bytes of n pairs: 4 stride n each way over the bus, as much from and to level one, and some 150 n of
-// metadata. CPU twin: none, a CPU has one level (tests/kernels/test_exchange.py has the formulas).
+// Preconditions: slots and below are unique, except for -1; below[i] >= 0 where a row comes up; a
+// slot of level one whose row does not leave is free. Deterministic: bits are copied, and one
+// thread writes an element. Bytes for n pairs: 4 stride n in each direction over the bus, as much
+// from and to level one, and some 150 n of metadata. CPU twin: none, a CPU has one level
+// (tests/kernels/test_exchange.py has the formulas).
 
 #include "block_sums.cuh"
 #include "exchange_rows.cuh"
@@ -35,7 +38,7 @@
 #include "tiles.cuh"
 #include "types.cuh"
 
-#define EXCHANGE_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
+#define EXCHANGE_BLOCKS 3  // per multiprocessor: registers for the rows in flight
 #define FIND_BLOCKS 5      // registers for two buckets
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, FIND_BLOCKS) find_below(
@@ -112,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_dirty(
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_tables(
-    const int64* __restrict__ keys,  // (n,), as a rule those of a table one after the other
+    const int64* __restrict__ keys,  // (n,), usually those of a table together
     const int64 key_mask,            // see table_of
     const int64* __restrict__ n_at,  // (1,), n
     int64* counts) {  // (tables,)

@@ -1,12 +1,14 @@
-// Rows that change levels together (exchange.cu): the pieces of ROWS_TOGETHER pairs, of both ways, are
-// loaded before the first is stored, so that the bus carries both ways at once.
+// Rows that change levels together (exchange.cu): the pieces of ROWS_TOGETHER pairs, in both
+// directions, are loaded before the first is stored, so that the bus carries both directions at
+// once.
 
 #include "pieces.cuh"
 #include "types.cuh"
 
 #define ROWS_TOGETHER 4
 
-// The pieces of ROWS_TOGETHER pairs, from `begin` on; there: null where a pair has no row of level two.
+// Exchanges the pieces of ROWS_TOGETHER pairs, from `begin` on. there[r] is null if a pair has no
+// row of level two.
 __device__ __forceinline__ void exchange_rows(
     element* const (&here)[ROWS_TOGETHER], element* const (&there)[ROWS_TOGETHER], int64 begin,
     int64 first_up, int64 first_down, const Group& group, int32 stride) {

@@ -1,11 +1,12 @@
 // The kernels that find the threshold of a search for victims (select_victims.cu): score_range,
-// count_scores and narrow_search, as often as it takes.
+// count_scores and narrow_search, repeated until it is found.
 //
-// score_range and count_scores take PER_THREAD slots a round, a whole grid apart, so that their loads are
-// under way together, add up in registers, then in the block, and end in atomics of one thread, or one a
-// bin: grids no larger than fill the device. A thread of count_scores notes a bin when it meets another,
-// so that an LRU whose scores are nearly all alike does not queue at one counter. narrow_search: one
-// block, each thread has neighbouring bins.
+// In score_range and count_scores a thread takes PER_THREAD slots a round, a whole grid apart, so
+// that their loads are in flight together. Results are combined in registers, then in the block,
+// and then by atomics: of one thread in score_range, one per bin in count_scores. Grids are no
+// larger than fills the device. A thread of count_scores adds to a bin's counter only when it meets
+// another bin, so that threads do not queue at one counter under an LRU whose scores are nearly all
+// alike. narrow_search is one block, in which each thread has neighbouring bins.
 
 #include "block_sums.cuh"
 #include "candidates.cuh"
@@ -17,7 +18,7 @@
 #define BINS (1 << BIN_BITS)
 #define BINS_PER_THREAD (BINS / BLOCK_THREADS)
 
-// A bin is 1 << shift scores; bin 0 begins at the lowest.
+// log2 of the scores in a bin; bin 0 begins at the lowest score.
 __device__ __forceinline__ int32 shift_of(int64 lowest, int64 highest) {
     return max(64 - BIN_BITS - __clzll(highest - lowest), 0);
 }
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) narrow_search(
     if (state == DONE) {
         return;
     }
-    if (ties >= count) {  // all of them
+    if (ties >= count) {  // all candidates are victims
         if (threadIdx.x == 0) {
             search[VICTIMS] -= ties - count;
             search[STATE] = DONE;
@@ -138,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) narrow_search(
     if (end >= ties || end + sum < ties) {
         return;
     }
-    // One thread has the bin in which the victims end.
+    // The one thread whose bins contain the last victim continues.
     int32 place = 0;
     while (end + own[place] < ties) {
         end += own[place];

@@ -1,4 +1,5 @@
-// Floats: the one NaN that rows hold (contract.md, rule 1), large sums (rule 9), arithmetic of four.
+// Floats: the one NaN that rows contain (contract.md, rule 1), large sums (rule 9), and arithmetic
+// on four floats.
 
 #define NAN_BITS 0x7fc00000u
 #define INFINITY_BITS 0x7f800000u

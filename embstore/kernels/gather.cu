@@ -1,21 +1,22 @@
 // Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py. (look_up is locate of
 // probe.cu, touch_once of scores.cu, and gather.)
 //
-// Grid: a group takes ROWS_GATHERED or ROWS_TOGETHER consecutive positions: so a warp covers 512
-// bytes of rows or more. Each kind of index is loaded for all of them before the first is used, and
-// all rows of a column before the first store, so that latencies overlap; the search of the segment
-// falls into the first of them. A slot is kept for each, not an address: registers are for the rows.
-// Any grid size. Stores are streamed: nothing here reads them.
+// Grid: a group takes ROWS_GATHERED or ROWS_TOGETHER consecutive positions, so that a warp covers
+// 512 bytes of rows or more. For latencies to overlap, each kind of index is loaded for all of
+// these positions before the first is used, and all rows of a column before the first store. The
+// search for the segment overlaps the first of these loads. A slot is kept for each position, not
+// an address, because registers are needed for the rows. Any grid size. Stores are streamed:
+// nothing here reads them.
 //
-// Preconditions: bounds ascend from 0 to n, an empty segment repeats its bound; slabs has an
-// entry, which is read for absent rows; the out of gather_rows begins at 16. Either side of
-// copy_slots may be pinned memory of the host, which is read and written over the bus.
+// Preconditions: bounds ascend from 0 to n, an empty segment repeats its bound; slabs has an entry,
+// which is read for absent rows; the out of gather_rows is aligned to 16 bytes. Either side of
+// copy_slots may be pinned host memory, which is read and written over the bus.
 //
-// Determinism: bits are copied, NaNs included; no two groups write one element.
+// Determinism: bits are copied, NaNs included; no two groups write the same element.
 //
-// Bytes: gather reads 4 n of inverse, 8 n of slots, which come from L2 like hot rows, and 4 dim of
-// each row at least once; it writes 4 n dim. gather_rows moves 8 n + 8 n stride,
-// copy_slots 8 n more.
+// Bytes: gather reads 4 n of inverse, 8 n of slots, which are in the L2 cache like hot rows, and 4
+// dim of each row at least once; it writes 4 n dim. gather_rows moves 8 n + 8 n stride, copy_slots
+// 8 n more.
 
 #include "findings.cuh"
 #include "pieces.cuh"
@@ -24,11 +25,10 @@
 #include "types.cuh"
 
 #define ROWS_TOGETHER 4
-#define ROWS_GATHERED 8  // of gather, which has fewer addresses to keep
-#define GATHER_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
+#define ROWS_GATHERED 8  // in gather, which has fewer addresses to keep
+#define GATHER_BLOCKS 3  // per multiprocessor: registers for the rows in flight
 
-// Copies a lane's columns of the rows of slots that are not negative; target_of(r) is where that of
-// slots[r] goes.
+// Copies a lane's columns of the rows of slots that are not negative, to target_of(r) for slots[r].
 template <int32 ROWS, typename TargetOf>
 __device__ __forceinline__ void copy_rows(
     const uint64* slabs, const int32 slab_shift, const int32 stride,
@@ -58,11 +58,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, GATHER_BLOCKS) gathe
     const int64* __restrict__ slots,    // (u,), -1: absent; or null: ids are slots
     const int32* __restrict__ inverse,  // (n,) ids
     const int64* __restrict__ bounds,   // (segments + 1,)
-    const uint64* __restrict__ outs,    // (segments,) addresses, (positions of it, dim) each
+    const uint64* __restrict__ outs,    // (segments,) addresses, each of (its positions, dim)
     const int32 segments,
     const int64 n,
     const int32 dim,
-    const int64* __restrict__ findings,  // (8,), or null: all rows are there
+    const int64* __restrict__ findings,  // (8,), or null: all rows have slots
     int64* __restrict__ answer) {          // (8,) out, findings
     if (!tells_and_may_go_on(findings, answer)) {
         return;
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, GATHER_BLOCKS) gathe
     });
 }
 
-// Copies whole rows; target_of(i) is where the row of slots[i] goes.
+// Copies whole rows; the row of slots[i] is copied to target_of(i).
 template <typename TargetOf>
 __device__ __forceinline__ void copy_records(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,

@@ -5,13 +5,13 @@
     copy_slots    targets[places[i], d]     = rows[slots[i], d]              d < stride
     look_up       outs[s][p - bounds[s], d] = rows[slot of the key at p, d]  d < dim, p of segment s
 
-Where the slot is -1, the output is left alone; copy_slots has none. Bits are copied, NaNs included.
-Split over p, or over i, but for look_up.
+Where the slot is -1, the output is unchanged; copy_slots gets no -1. Bits are copied, NaNs
+included. All but look_up can be split over p, or over i.
 
-look_up is unique, probe, touch and gather of a small call in one, without making its keys unique: a
-key that is named again finds its lines in the processor's cache, and its slot with the call's own
-clock, so that it is touched once. If a key is outside its table, has no slot, or one whose row is
-still to come, nothing is done. Its twin is three kernels: locate (probe.cu), touch_once
+look_up is unique, probe, touch and gather of a small call in one kernel, without making its keys
+unique. For a key that occurs again, the lines are in the processor's cache, and the slot already
+has the call's clock, so it is touched only once. If a key is outside its table, has no slot, or its
+row is pending, nothing is done. Its CUDA twin is three kernels: locate (probe.cu), touch_once
 (scores.cu) and gather.
 """
 
@@ -35,13 +35,13 @@ from embstore.layout import ELEMENT_BYTES, VALUE_BYTES
 from embstore.score import CLOCK_MASK, FORESEEN
 
 AHEAD = 16
-"""Rows between the one in work and the one asked for. 8 to 24 measured alike; 4 took half as long
-again on rows from memory."""
+"""The distance in rows between a row in use and the row that is prefetched. Times for 8 to 24 were
+alike; 4 took half as long again with rows in memory."""
 
 
 @building_block
 def prefetch_row(start: int, index: int, stride: int, dim: int) -> None:
-    """Ask for the cache lines of the first `dim` elements of a row."""
+    """Prefetch the cache lines of the first `dim` elements of a row."""
     row = start + index * stride * ELEMENT_BYTES
     for line in range(0, dim * ELEMENT_BYTES, 64):
         prefetch(row + line)
@@ -49,7 +49,7 @@ def prefetch_row(start: int, index: int, stride: int, dim: int) -> None:
 
 @building_block
 def prefetch_values(start: int, index: int, dim: int) -> None:
-    """Ask for the cache lines of the (dim,) values that `values_at` returns."""
+    """Prefetch the cache lines of the (dim,) values that `values_at` returns."""
     values = start + index * dim * VALUE_BYTES
     for line in range(0, dim * VALUE_BYTES, 64):
         prefetch(values + line)
@@ -117,24 +117,24 @@ def copy_slots(
 
 @kernel
 def look_up(
-    bucket_keys: jit.Int64RowsIn,  # the index, as probe has it
+    bucket_keys: jit.Int64RowsIn,  # the index, as in probe
     bucket_slots: jit.Uint32RowsIn,
     stash_keys: jit.Int64sIn,
     stash_slots: jit.Uint32sIn,
     stash_count: jit.Int64sIn,
     scores: jit.Int64s,  # (slots,)
     rows: jit.RowsIn,  # (slots, stride)
-    key_addresses: jit.Int64sIn,  # (segments,), of which two may be of one table
+    key_addresses: jit.Int64sIn,  # (segments,), two may be of one table
     bounds: jit.Int64sIn,  # (segments + 1,)
     table_ids: jit.Int64sIn,  # (segments,)
     row_counts: jit.Int64sIn,  # (segments,)
     out_addresses: jit.Int64sIn,  # (segments,), each (positions of the segment, dim) float32
     dim: jit.Int,
-    clock: jit.Int,  # that no score has yet; 0: scores stay as they are
+    clock: jit.Int,  # that no score has yet; 0: scores do not change
     counting: jit.Int,
     slots: jit.Int64s,  # (n,) scratch
 ) -> int:
-    """Return how many slots were touched; -1: nothing was done."""
+    """Return how many slots were touched; -1 if nothing was done."""
     seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     start, stride, scores_start = rows.ctypes.data, rows.shape[1], scores.ctypes.data
     for segment in range(key_addresses.shape[0]):

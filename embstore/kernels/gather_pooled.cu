@@ -1,14 +1,15 @@
 // Pooled rows. The result is that of its twin: gather_pooled.py.
 //
-// Grid: a group owns a bag. ROWS_TOGETHER occurrences at a time: their indices, then their rows, then
-// the additions, so that the latencies of the dependent loads overlap. Any grid size.
+// Grid: a group owns a bag. It processes ROWS_TOGETHER occurrences at a time: it loads their
+// indices, then their rows, and then adds, so that the latencies of the dependent loads overlap.
+// Any grid size.
 //
-// Preconditions: all slots are present; weights only without mean.
+// Preconditions: no slot is -1; weights only without mean.
 //
-// Determinism: an element is summed by one lane, in the order of positions and chunks.
+// Determinism: one lane sums an element, in the order of positions and chunks.
 //
-// Bytes: 12 n of indices (16 n with weights) for each 512 bytes of a row, 4 n dim of rows, hot ones
-// from L2, and 4 bags dim written.
+// Bytes: 12 n of indices (16 n with weights) for each 512 bytes of a row, 4 n dim of rows, hot rows
+// from the L2 cache, and 4 bags dim written.
 
 #include "findings.cuh"
 #include "floats.cuh"
@@ -19,7 +20,7 @@
 
 #define ROWS_TOGETHER 4
 
-// The sum over positions [first, last), one after the other, of the piece at column d.
+// The sum, in order, over positions [first, last) of the pieces at column d.
 __device__ __forceinline__ float4 sum_of_chunk(
     const uint64* slabs, int32 slab_shift, int32 stride,
     const int64* slots, const int32* inverse, const float* weights, int64 first, int64 last,
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather_pooled(
     const float* __restrict__ weights,  // (n,), or null
     float* __restrict__ out,            // (bags, dim)
     const int32 dim,
-    const int64* __restrict__ findings,  // (8,), or null: all rows are there
+    const int64* __restrict__ findings,  // (8,), or null: all rows have slots
     int64* __restrict__ answer) {        // (8,) out, findings
     if (!tells_and_may_go_on(findings, answer)) {
         return;

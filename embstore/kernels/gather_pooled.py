@@ -3,9 +3,9 @@
     rows[slots[inverse[i]]]                  sum
     weights[i] * rows[slots[inverse[i]]]     weighted sum, each product rounded
 
-and for mean that sum, divided by fp32(offsets[b + 1] - offsets[b]); zeros for an empty bag; a NaN
-is 0x7fc00000 (contract.md, rules 1, 2, 8). All slots are present. Split over bags: a bag is summed
-by one thread, in the order of its positions.
+and, for mean, the sum divided by fp32(offsets[b + 1] - offsets[b]). An empty bag gives zeros; a NaN
+is written as 0x7fc00000 (contract.md, rules 1, 2, 8). No slot is -1. The kernel can be split over
+bags: one thread sums a bag, in the order of its positions.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""The positions of a call by id, those of each id in ascending order.
+"""The positions of a call by id; the positions of each id are ascending.
 
 group, over ids: positions[starts[id]:starts[id + 1]] = the p with inverse[p] = id, ascending.
 
 Preconditions: ids in [0, u), fewer than 2**31 positions. The result is a function of the ids alone.
-Not split: a thread would need how many of each id the parts before its own have.
+The kernel cannot be split: a thread would need the number of each id in all parts before its own.
 """
 
 from embstore.arithmetic.compiled import group_positions

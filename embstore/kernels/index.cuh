@@ -1,13 +1,13 @@
-// The index of a cache, as it is read: slot_of a key (probe.cu); insert.cu writes it.
+// The index of a cache, for reading: slot_of a key (probe.cu). insert.cu writes it.
 //
-// A key is in one of two buckets of 8 keys, 64 bytes each, or in the stash, which is short, and mostly
-// empty: bucket_keys and bucket_slots (bucket_count, 8), stash_keys and stash_slots (256,),
+// A key is in one of two buckets of 8 keys, 64 bytes each, or in the stash, which is short and
+// mostly empty: bucket_keys and bucket_slots (bucket_count, 8), stash_keys and stash_slots (256,),
 // stash_count (1,).
 
 #include "keys.cuh"
 #include "types.cuh"
 
-// Keys of an index's bucket, 64 bytes.
+// Keys per bucket of an index, 64 bytes.
 #define BUCKET_WIDTH 8
 
 // The two buckets of a key, which may be the same: each half of its mixed bits, scaled.
@@ -23,7 +23,7 @@ struct Bucket {
     longlong2 pairs[BUCKET_WIDTH / 2];
 };
 
-// Bit w is set where way w of the bucket has the key.
+// Bit w is set if way w (the w-th place) of the bucket has the key.
 __device__ __forceinline__ uint32 equal_ways(const Bucket& bucket, int64 key) {
     uint32 equal = 0;
     UNROLLED(pair, BUCKET_WIDTH / 2) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bu
     return loaded;
 }
 
-// The slot of a key, -1: it has none.
+// The slot of a key, -1 if it has none.
 __device__ __forceinline__ int64 slot_of(
     const int64* bucket_keys, const uint32* bucket_slots, const int64 bucket_count,
     const int64* stash_keys, const uint32* stash_slots, const int64* stash_count, const int64 key) {

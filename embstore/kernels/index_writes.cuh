@@ -1,5 +1,5 @@
-// Keys that are put into the index (insert.cu): beside other threads, into a free place of two buckets;
-// and alone, where both are full, by moving another key out, or into the stash.
+// Writes of keys into the index (insert.cu): concurrently with other threads, into a free place of
+// two buckets; and alone, if both are full, by moving another key out, or into the stash.
 
 #include "index.cuh"
 #include "keys.cuh"
@@ -16,19 +16,19 @@ struct Index {
     int64* stash_count;
 };
 
-// As equal_ways of a bucket that other threads write to.
+// As equal_ways, for a bucket to which other threads write.
 __device__ __forceinline__ uint32 equal_ways(const int64* bucket_keys, int64 bucket, int64 key) {
     return equal_ways(
         *reinterpret_cast<const Bucket*>(bucket_keys + bucket * BUCKET_WIDTH), key);
 }
 
-// The place of one of 16 ways, those of the first bucket before those of the second.
+// The place of one of 16 ways: the ways of the first bucket, then those of the second.
 __device__ __forceinline__ int64 place_of_way(int64 first, int64 second, int32 way) {
     const int64 bucket = way < BUCKET_WIDTH ? first : second;
     return bucket * BUCKET_WIDTH + (way & (BUCKET_WIDTH - 1));
 }
 
-// Beside other threads that insert. False: both buckets are full.
+// Inserts a key, concurrently with other threads. False: both buckets are full.
 __device__ __forceinline__ bool insert_beside(
     int64* bucket_keys, uint32* bucket_slots, int64 bucket_count, int64 key, int64 slot) {
     int64 first, second;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void append(
     }
 }
 
-// Move some key of a full bucket to its other bucket; return its place, now free, or -1.
+// Moves a key of a full bucket to its other bucket; returns its place, now free, or -1.
 __device__ __forceinline__ int64 move_one_out(const Index& index, int64 bucket) {
     for (int64 place = bucket * BUCKET_WIDTH; place < (bucket + 1) * BUCKET_WIDTH; ++place) {
         const int64 key = index.bucket_keys[place];
@@ -77,7 +77,7 @@ __device__ __forceinline__ int64 move_one_out(const Index& index, int64 bucket) 
     return -1;
 }
 
-// Alone, a key whose buckets are both full. False: so is the stash.
+// Inserts, alone, a key whose buckets are both full. False: the stash is full too.
 __device__ __forceinline__ bool insert_alone(const Index& index, int64 key, int64 slot) {
     int64 first, second;
     buckets_of(key, index.bucket_count, first, second);

@@ -1,13 +1,13 @@
-// Records of rows never written. The result is that of its twin: initialize.py.
+// Records of rows that were never written. The result is that of its twin: initialize.py.
 //
-// Grid: a group owns a record; a thread makes 4 consecutive elements at a time: one Philox block where they are uniform,
-// four where normal. Any grid size.
+// Grid: a group owns a record. A thread computes 4 consecutive elements at a time, from one Philox
+// block if they are uniform, from four if they are normal. Any grid size.
 //
-// Preconditions: slots are unique; -1 is skipped.
+// Preconditions: slots are unique, except for -1, which is skipped.
 //
-// Determinism: a pure function of its arguments, element by element.
+// Determinism: each element is a pure function of the arguments.
 //
-// Bytes: 16 n read, 4 stride n written; the tables' parameters come from the nearest cache.
+// Bytes: 16 n read, 4 stride n written; the tables' parameters are in the nearest cache.
 
 #include "keys.cuh"
 #include "pieces.cuh"

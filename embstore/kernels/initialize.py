@@ -1,11 +1,12 @@
-"""Records of rows never written: contract.md rule 10, of the table t of a row key (`table_of`), and
-row keys[i] & key_mask:
+"""Records of rows that were never written: contract.md rule 10, for the table t of a row key
+(`table_of`), and row keys[i] & key_mask:
 
     rows[slots[i], d] = initializer of t at (seed of t, row, d)     d < dim
                         initial_state[t]                            dim <= d < dim + state_dim
                         0                                           the padding
 
-A pure function of its arguments, whatever the split (over i) and the order. Slots are unique.
+The kernel is a pure function of its arguments, whatever the split (over i) and the order are. Slots
+are unique.
 """
 
 import numpy as np

@@ -1,30 +1,32 @@
 // Insert into and erase from the index of probe.cu, in place.
 //
 //     insert, insert_rest              afterwards probe(keys[i]) = slots[i]
-//     insert_slots, insert_slots_rest  the same of every slot that has a key (a rebuild)
+//     insert_slots, insert_slots_rest  the same for every slot that has a key (a rebuild)
 //     erase, erase_rest                afterwards probe(keys[i]) = -1
 //
-// insert: a thread a key, grid-stride. The key goes to the emptier of its two buckets, the first of
-// two alike: an atomicCAS claims a free place, or learns that it is free no more, and the next is
-// tried, until none of the 16 is left. Places only fill while these kernels run, so what was once
-// seen taken needs no second look, and 16 attempts are the most. A key without a place is left to
-// insert_rest: one thread, which moves a key out of a full bucket to its own other bucket, where
-// that has room, as insert.py does; else the key goes to the stash; if that is full too, findings
-// says so, and the index is to be built anew, larger.
+// insert: a thread takes a key, with a grid-stride loop. The key is put into the emptier of its two
+// buckets, the first if both are alike. An atomicCAS claims a free place, or finds that it is no
+// longer free; then the next place is tried, until none of the 16 is left. Places are only filled
+// while these kernels run, so a place that was once taken need not be read again, and there are at
+// most 16 attempts. A key without a place is left to insert_rest. This is one thread, which moves a
+// key out of a full bucket to that key's other bucket, if it has room, as insert.py does. Else the
+// new key is put into the stash. If the stash is full too, findings[REFUSED] is set, and the host
+// must build a larger index.
 //
-// Simulated at two thirds full, the most that an index is filled, with every one of 3.2 million
-// keys replaced eight times over: one insertion in 2,400 ended in `rest` (0.041 %), and none of
-// them needed the stash. The rule of insert.py (the first bucket, while it has two free places)
-// leaves six times as many, to save most probes a second bucket; probe.cu asks for both.
+// This was simulated at two thirds full, the highest load of an index, with every one of 3.2
+// million keys replaced eight times: one insertion in 2,400 ended in `rest` (0.041 %), and none of
+// these keys needed the stash. The rule of insert.py (the first bucket, while it has two free
+// places) leaves six times as many keys to `rest`; its advantage, that most probes read one bucket
+// only, does not count here, since probe.cu reads both.
 //
-// Preconditions: keys unique and absent (insert), unique and present (erase); slots < 2**32;
-// *rest_count = 0 before the first of two kernels, and the second is launched behind it with the
-// same arguments. Where a key stands depends on the order of threads, and so does the order of
-// `rest`; nothing that a caller sees depends on either.
+// Preconditions: keys are unique and absent (insert), or unique and present (erase); slots < 2**32;
+// *rest_count = 0 before the first of two kernels, and the second kernel is launched after it with
+// the same arguments. The place of a key and the order of `rest` depend on the order of threads,
+// but no result that a caller sees depends on either.
 // The index: bucket_keys and bucket_slots (bucket_count, 8), stash_keys and stash_slots (256,),
-// stash_count (1,); the first of two kernels leaves the stash to the second, erase leaves
-// bucket_slots as they are.
-// CPU twin: insert.py. Bytes of n keys: 272 n (two buckets, a sector of keys and one of slots
+// stash_count (1,). The first of two kernels leaves the stash to the second; erase does not change
+// bucket_slots.
+// CPU twin: insert.py. Bytes for n keys: 272 n (two buckets, a sector of keys and a sector of slots
 // written back, key and slot); erase 200 n.
 
 #include "findings.cuh"
@@ -40,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert(
     const int64* __restrict__ keys,   // (n,)
     const int64* __restrict__ slots,  // (n,)
     const int64 n,
-    int64* __restrict__ rest,  // (n,) out: each i without a place, rest_count of them written
+    int64* __restrict__ rest,  // (n,) out: each i without a place, rest_count are written
     int64* rest_count) {       // (1,), 0 before
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         if (!insert_beside(
@@ -77,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) insert_slots(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64 slot_count,
     int64* __restrict__ rest,  // (rest_capacity,) out: each slot whose key has no place
-    int64* rest_count,         // (1,), 0 before; more than rest_capacity: the others are not there
+    int64* rest_count,         // (1,), 0 before; slots beyond rest_capacity are not in rest
     const int64 rest_capacity) {
     for (int64 slot = thread_index(); slot < slot_count; slot += thread_count()) {
         const int64 key = *key_of(slabs, slab_shift, stride, slot);
@@ -119,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase(
     int64* stash_keys, uint32* stash_slots, int64* stash_count,
     const int64* __restrict__ keys,  // (n,)
     const int64 n,
-    int64* __restrict__ rest,  // (n,) out: each i in neither bucket, rest_count of them written
+    int64* __restrict__ rest,  // (n,) out: each i in neither bucket, rest_count are written
     int64* rest_count) {       // (1,), 0 before
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 key = __ldg(keys + i);
@@ -135,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase(
     }
 }
 
-// The last of the stash takes the place of one erased there.
+// The last key of the stash moves to the place of a key erased there.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) erase_rest(
     int64* bucket_keys, uint32* bucket_slots, const int64 bucket_count,
     int64* stash_keys, uint32* stash_slots, int64* stash_count,

@@ -3,17 +3,19 @@
     insert   afterwards probe(keys[i]) = slots[i]
     erase    afterwards probe(keys[i]) = -1
 
-A new key goes to its first bucket while that has two places free, else to the emptier of its two.
-If both are full, one of the 16 keys in them moves to its own other bucket, where that has room;
-only then does the key go to the stash. Simulated at two thirds full, the most that `allocate_index`
-promises, with every key replaced four times over: one insertion in four hundred moved a key and
-none needed the stash, which is therefore for keys chosen to collide; insert is refused only when it
-is full. Four keys in five stand in their first bucket, and cost `probe` one bucket. Rejected:
-always the emptier (three in five; a probe took 1.2 times as long in cache, 1.7 from memory).
+A new key is put into its first bucket while this bucket has two free places, else into the emptier
+of its two buckets. If both are full, one of the 16 keys in them moves to its own other bucket, if
+that has room. If no key can move, the new key is put into the stash. This was simulated at two
+thirds full, the highest load of an index from `allocate_index`, with every key replaced four times:
+one insertion in four hundred moved a key, and none needed the stash. The stash is therefore only
+for keys that are chosen to collide; insert is refused only when it is full. Four keys in five are
+in their first bucket, and `probe` reads one bucket for them. Rejected: always using the emptier
+bucket (three keys in five are then in their first; a probe took 1.2 times as long in cache, 1.7
+times from memory).
 
-Preconditions: keys unique and absent (insert), unique and present (erase); slots < 2**32. One
-thread. Where a key stands depends on the order of insertions, and nothing that a caller sees
-depends on that.
+Preconditions: keys are unique and absent (insert), or unique and present (erase); slots < 2**32.
+One thread runs the kernels. The place of a key depends on the order of insertions, but no result
+that a caller sees depends on this place.
 """
 
 import numpy as np
@@ -37,7 +39,7 @@ from embstore.kernels.probe import (
 )
 
 FIRST_FREE_MIN = 2
-"""Free places that make a key's first bucket good enough without a look at its second."""
+"""The free places that suffice to use a key's first bucket without reading its second."""
 
 
 @building_block
@@ -48,7 +50,7 @@ def _free_count(start: int, bucket: int) -> int:
 
 @building_block
 def _move_one_out(bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, bucket: int) -> int:
-    """Move some key of a full bucket to its other bucket; return its place, now free, or -1."""
+    """Move a key of a full bucket to its other bucket; return its place, now free, or -1."""
     for way in range(BUCKET_WIDTH):
         key = bucket_keys[bucket, way]
         first, second = buckets_of(key, bucket_keys.shape[0])
@@ -66,7 +68,7 @@ def _move_one_out(bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, buck
 def _free_place(
     bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, first: int, second: int
 ) -> int:
-    """Return a free place in either bucket, made if need be, or -1."""
+    """Return a free place in either bucket, which may be made by moving a key, or -1."""
     start = bucket_keys.ctypes.data
     free, bucket = _free_count(start, first), first
     if free < FIRST_FREE_MIN and _free_count(start, second) > free:
@@ -89,8 +91,7 @@ def insert(
     keys: jit.Int64sIn,  # (n,)
     slots: jit.Int64sIn,  # (n,)
 ) -> bool:
-    """Insert all keys, or return False where the stash has no room for one; those before it
-    stay."""
+    """Insert all keys. Return False if the stash has no room for a key; earlier keys stay."""
     firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
     for begin in range(0, keys.shape[0], BLOCK_KEYS):
@@ -124,7 +125,7 @@ def erase(
     stash_count: jit.Int64s,  # (1,)
     keys: jit.Int64sIn,  # (n,)
 ) -> None:
-    """Erase all keys. The last of the stash takes the place of one erased there."""
+    """Erase all keys. The last key of the stash moves to the place of a key erased there."""
     firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     keys_start = bucket_keys.ctypes.data
     for begin in range(0, keys.shape[0], BLOCK_KEYS):

@@ -1,4 +1,5 @@
-// Row keys (embstore/row_keys.py): which table a row is of, and the bits by which tables of keys find it.
+// Row keys (embstore/row_keys.py): the table of a row key, and the hash by which the index and
+// other hash tables find it.
 
 #include "types.cuh"
 
@@ -6,13 +7,13 @@
 #define KEY_MASK ((1ll << KEY_BITS) - 1)
 #define EMPTY_KEY (-1ll)
 
-// The number of a row key's table, by which the parameters of a pool's tables are; `mask` has the
-// key's bits (embstore/row_keys.py).
+// The number of a row key's table, the index of the table's parameters; `mask` has the bits of the
+// key (embstore/row_keys.py).
 __device__ __forceinline__ long long table_of(long long row_key, long long mask) {
     return (row_key & ~mask) >> KEY_BITS;
 }
 
-// Whether a table has a key, both unsigned.
+// Whether a key is inside its table; both are unsigned.
 __device__ __forceinline__ bool is_inside(long long key, long long row_count) {
     return static_cast<unsigned long long>(key) < static_cast<unsigned long long>(row_count);
 }

@@ -1,5 +1,5 @@
-// Numbers for the groups of sorted items (group.cu): the ids, where each group begins, and of groups of
-// slots the slot and its row key.
+// Numbers for the groups of sorted items (group.cu): the ids, the beginning of each group, and for
+// groups of slots the slot and its row key.
 
 #include "findings.cuh"
 #include "keys.cuh"

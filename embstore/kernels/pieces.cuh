@@ -1,29 +1,31 @@
-// Pieces of rows: a **group** of lanes, a power of two up to a warp, by the pieces of a row, owns a
-// row, and walks over columns where a row has more pieces than lanes. A piece is what a lane moves at
-// a time: 16 bytes where dim % 4 == 0, since a slot's row always begins at 16, else 4; what does not
-// begin at 16 is stored by 4 bytes.
+// Pieces of rows: a **group** of lanes owns a row. Its number of lanes is the number of the row's
+// pieces, rounded up to a power of two, and at most a warp; if a row has more pieces than lanes,
+// the group loops over columns. A piece is what a lane moves at a time: 16 bytes if dim % 4 == 0,
+// since a slot's row is always aligned to 16 bytes, else 4. To an address that is not aligned to 16
+// bytes a piece is stored by 4 bytes at a time.
 //
-// Sums start from -0.0, and short groups of occurrences are filled up with it: x + -0.0 is x for
-// every x, -0.0 included, which 0.0 would lose.
+// Sums start from -0.0, and short groups of occurrences are padded with it: x + -0.0 is x for every
+// x, also for -0.0, which 0.0 would not preserve.
 //
-// Elements as rows keep them are loaded as floats and stored from floats by what stands here alone.
+// Elements as rows store them are loaded as floats, and stored from floats, only by the functions
+// here.
 
 #include "types.cuh"
 
-// A thread's group: which of its lanes the thread is, and which of the grid's groups.
+// A thread's group: the thread's lane in the group, and the number of the group in the grid.
 struct Group {
     int32 lane, lanes;
     int64 count, index;
 };
 
-// Of groups that own a row of so many pieces each.
+// The thread's group, if each group owns a row of `pieces` pieces.
 __device__ __forceinline__ Group group_of(int32 pieces) {
     const int32 lane_bits = pieces < WARP_THREADS ? 32 - __clz(pieces - 1) : 5;
     const int32 lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
     return {lane, lanes, thread_count() >> lane_bits, thread_index() >> lane_bits};
 }
 
-// The lane's pointer, in all lanes; all lanes of the warp come here.
+// The pointer of lane `lane`, in all lanes; all lanes of the warp must call it.
 template <typename T>
 __device__ __forceinline__ T* of_lane(T* pointer, int32 lane) {
     return reinterpret_cast<T*>(
@@ -34,7 +36,7 @@ __device__ __forceinline__ bool is_aligned_16(const void* address) {
     return (reinterpret_cast<uint64>(address) & 15) == 0;
 }
 
-// body(4) where pieces are of 16 bytes, else body(1): the width is a literal in both.
+// Calls body(4) if pieces have 16 bytes, else body(1): the width is a literal in both.
 template <typename Body>
 __device__ __forceinline__ void by_width(bool is_wide, const Body& body) {
     if (is_wide) {
@@ -44,7 +46,8 @@ __device__ __forceinline__ void by_width(bool is_wide, const Body& body) {
     }
 }
 
-// `width` consecutive elements, 4 or 1; the others are 0. It is a literal wherever this is inlined.
+// `width` consecutive elements, 4 or 1; the others are 0. `width` is a literal wherever this is
+// inlined.
 __device__ __forceinline__ float4 load_piece(const float* at, const int32 width) {
     if (width == 4) {
         return __ldg(reinterpret_cast<const float4*>(at));
@@ -65,8 +68,8 @@ __device__ __forceinline__ void stream_piece(float* at, float4 piece, const int3
     }
 }
 
-// Elements of any type that a float can be converted to and from. They are moved one by one; those of
-// float, by the functions that take pointers to float, 16 bytes at a time.
+// Elements of any type that can be converted to and from float. They are moved one by one. Elements
+// of type float are moved 16 bytes at a time, by the overloads that take pointers to float.
 
 template <typename E>
 __device__ __forceinline__ float4 load_piece(const E* at, const int32 width) {
@@ -86,7 +89,7 @@ __device__ __forceinline__ void stream_piece(E* at, float4 piece, const int32 wi
     }
 }
 
-// Four that begin at 16 bytes and are read once.
+// Four elements, aligned to 16 bytes, that are read once.
 __device__ __forceinline__ float4 load_four_once(const float* at) {
     return __ldcs(reinterpret_cast<const float4*>(at));
 }
@@ -96,7 +99,7 @@ __device__ __forceinline__ float4 load_four_once(const E* at) {
     return load_piece(at, 4);
 }
 
-// Four that begin at 16 bytes.
+// Four elements, aligned to 16 bytes.
 __device__ __forceinline__ void store_four(float* at, float4 piece) {
     *reinterpret_cast<float4*>(at) = piece;
 }

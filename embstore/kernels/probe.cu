@@ -1,19 +1,19 @@
-// The slot of each key. The result of probe is that of its twin: probe.py; locate is the first part of
-// look_up (gather.py), which makes no keys unique: each position looks for itself, unless the call
-// before had the same key there, and no row has come or gone since.
+// The slot of each key. The result of probe is that of its twin: probe.py. locate is the first part
+// of look_up (gather.py), which does not make keys unique: the slot of each position is searched,
+// unless the last call had the same key there, and no row has entered or left a slot since.
 //
-// The index is IndexArrays of `embstore/device/base.py`, a bucket 8 keys, 64 bytes. A thread owns a
-// key: it asks for both of the key's buckets at once (8 loads of 16 bytes), compares the 16 keys,
-// then reads the one slot. So there are two round trips to memory a key and none between threads,
-// where a warp that shared a bucket would need a ballot a key. The stash is read by a key that is
-// in neither bucket, and is nearly always empty.
+// The index is an IndexArrays of `embstore/device/values.py`; a bucket is 8 keys, 64 bytes. A
+// thread owns a key. It loads both of the key's buckets at once (8 loads of 16 bytes), compares the
+// 16 keys, then reads the one slot. So there are two round trips to memory per key, and no
+// communication between threads; if a warp shared a bucket, it would need a ballot per key. The
+// stash is read for a key that is in neither bucket, and is nearly always empty.
 //
-// Grid: a thread a key, grid-stride. Preconditions: bucket_keys aligned to 16 bytes, bucket_count >
-// 0; `count_at` is the address of the number of keys, or null: then it is `count`. Keys may repeat.
-// findings[MISSING] grows by the keys without a slot, in locate also by those that are outside their
-// table, or whose row is pending. Deterministic.
-// Bytes of u keys: 180 u (two buckets, a sector of slots, key and result); locate 212 u (a score), or 24 u
-// where slots are known.
+// Grid: a thread takes a key, with a grid-stride loop. Preconditions: bucket_keys aligned to 16
+// bytes, bucket_count > 0; `count_at` is the address of the number of keys, or null: then it is
+// `count`. Keys may repeat. findings[MISSING] grows by the number of keys without a slot; in locate
+// also by the number of keys that are outside their table, or whose row is pending. Deterministic.
+// Bytes for u keys: 180 u (two buckets, a sector of slots, key and result); locate 212 u (a score),
+// or 24 u where slots are known.
 
 #include "block_sums.cuh"
 #include "findings.cuh"
@@ -23,7 +23,7 @@
 #include "slabs.cuh"
 #include "types.cuh"
 
-// Of a multiprocessor, so that a thread of locate has registers for both of its buckets.
+// Blocks per multiprocessor, so that a thread of locate has registers for both of its buckets.
 #define LOCATE_BLOCKS 6
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) probe(
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LOCATE_BLOCKS) locat
     const int64* __restrict__ row_counts,  // (segments,)
     const int32 segments,
     const int64* __restrict__ known_keys,   // (n,), or null: nothing is known
-    const int32* __restrict__ known_slots,  // (n,), of these keys
+    const int32* __restrict__ known_slots,  // (n,), the slots of these keys
     const int64 n,
     int32* __restrict__ slots,  // (n,) out
     int64* findings) {

@@ -1,14 +1,15 @@
-"""The slot of each key: slots[i] = the slot under which keys[i] stands in the index, or -1.
+"""The slot of each key: slots[i] = the slot of keys[i] in the index, or -1.
 
-The index is IndexArrays of `embstore.device.base`; here a bucket is 8 keys, one cache line. A key's
-two buckets are the upper and the lower half of its mixed 64 bits, each times the number of buckets,
-divided by 2**32: no power of two is needed, and the two choices are independent. Two lines have
-every key but those in the stash, which is nearly always empty.
+The index is an IndexArrays of `embstore.device.values`; here a bucket is 8 keys, one cache line. A
+key's two buckets are the upper and the lower half of its mixed 64 bits, each times the number of
+buckets, divided by 2**32. So the number of buckets need not be a power of two, and the two choices
+are independent. Every key is in one of two cache lines, except keys in the stash, which is nearly
+always empty.
 
-Keys may repeat. The result does not depend on where in its buckets a key stands. A block of keys is
-looked at in three rounds (the first bucket's line is asked for; the line of the slot, or of the
-second bucket; the result), so that the memory's latency is paid three times a block, not per key:
-blocks of 256 were twice as fast as blocks of 32.
+Keys may repeat. The result does not depend on a key's place in its buckets. A block of keys is
+processed in three rounds: prefetch the line of the first bucket; prefetch the line of the slot, or
+of the second bucket; read the result. So the latency of memory is paid three times per block, and
+not per key. Blocks of 256 keys were twice as fast as blocks of 32.
 """
 
 from typing import Any
@@ -45,15 +46,15 @@ def buckets_of(key: np.int64, bucket_count: int) -> tuple[int, int]:
 
 @building_block
 def place_in(start: int, bucket: int, key: np.int64) -> int:
-    """Return bucket * 8 + the key's place in the bucket, or -1; `start` is where the keys begin."""
+    """Return bucket * 8 + the key's place in the bucket, or -1; keys begin at address `start`."""
     equal: int = equal_among_8(start + bucket * 64, key)
     return bucket * BUCKET_WIDTH + lowest_bit(equal) if equal else -1
 
 
 @building_block
 def place_of(start: int, first: int, second: int, key: np.int64) -> int:
-    """Return the key's place in either bucket, or -1, without a branch on which (it would be
-    predicted wrongly every other time)."""
+    """Return the key's place in either bucket, or -1. No branch depends on which bucket it is,
+    since it would be mispredicted every other time."""
     one: int = equal_among_8(start + first * 64, key)
     other = equal_among_8(start + second * 64, key)
     bucket = first if one else second
@@ -84,7 +85,7 @@ def probe_block(
     end: int,  # at most BLOCK_KEYS more
     slots: jit.Int64s,
     shift: int,
-    places: jit.Int64s,  # (BLOCK_KEYS,) scratch, and seconds likewise
+    places: jit.Int64s,  # (BLOCK_KEYS,) scratch, and so is `seconds`
     seconds: jit.Int64s,
 ) -> int:
     """Write the slots of keys[begin:end] from slots[shift + begin] on; return how many are -1."""

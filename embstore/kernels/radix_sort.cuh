@@ -1,10 +1,11 @@
-// A tile of items in a stable sort by one digit of 8 bits (group.cu): items are counted by digit, and
-// go to their places by digit and, within it, in their order. Items leave a tile in the order of their
-// digits, so that those of a digit are stored together.
+// A tile of items in a stable sort by one digit of 8 bits (group.cu): items are counted by digit,
+// and moved to their places by digit and, within a digit, in their order. A tile writes its items
+// in the order of their digits, so that items of the same digit are stored together.
 //
-// An item's rank is the sum of how many of its digit the warps before have, the rounds before in its
-// warp, and the lanes before in its round. The lanes of one digit find each other by a ballot a bit,
-// whatever digits there are: where all items are alike nothing queues.
+// The rank of an item is the number of items of its digit in earlier warps, plus those in earlier
+// rounds of its warp, plus those in earlier lanes of its round. The lanes with the same digit find
+// each other by one ballot per bit, whatever the digits are, so nothing queues if all items are
+// alike.
 
 #include "tiles.cuh"
 #include "types.cuh"
@@ -16,21 +17,21 @@ static_assert(DIGITS == BLOCK_THREADS, "a thread has the counts of one digit");
 
 struct Items {
     const int32* values;     // ids or slots
-    const int32* positions;  // or null: each value's index
+    const int32* positions;  // or null: the index of each value
     uint32 n;
 };
 
 struct Tile {
-    uint32 index, phase, begin;  // the lane's first item
+    uint32 index, phase, begin;  // begin: the lane's first item
 };
 
-// Of a block.
+// Shared memory of a block.
 template <int32 EACH>
 struct Shared {
-    // Of a warp's digits, how many so far, then where in the tile the first goes.
+    // For each digit of a warp, the number so far; then the place of the first in the tile.
     int32 places[WARPS][DIGITS];
     int32 warp_sums[WARPS];
-    int32 moves[DIGITS];  // of a digit's items, from the tile's order to that of all
+    int32 moves[DIGITS];  // per digit, from the tile's order to the order of all items
     int32 values[EACH * BLOCK_THREADS], positions[EACH * BLOCK_THREADS];  // in the tile's order
 };
 
@@ -38,7 +39,7 @@ __device__ __forceinline__ int32 digit_of(int32 id, int32 shift) {
     return (id >> shift) & (DIGITS - 1);
 }
 
-// The lanes whose digit is the caller's, of those that have an item.
+// The lanes that have an item with the caller's digit.
 __device__ __forceinline__ uint32 lanes_alike(int32 digit, bool has_item) {
     uint32 alike = __ballot_sync(FULL_WARP, has_item);
     UNROLLED(bit, DIGIT_BITS) {
@@ -79,8 +80,8 @@ __device__ __forceinline__ void count_tile(
     }
 }
 
-// ranks[j]: how many items of the same digit the warp has before the lane's j-th. counts, of the warp's
-// digits, is how many it has in all then.
+// ranks[j]: the number of items of the same digit in the warp before the lane's j-th item.
+// Afterwards `counts` has the number of the warp's items of each digit.
 template <int32 EACH>
 __device__ __forceinline__ void rank_in_warp(
     const int32 (&values)[EACH], const Tile& tile, uint32 n, int32 shift, int32 (&counts)[DIGITS],
@@ -125,7 +126,7 @@ __device__ __forceinline__ void sort_tile(
     UNROLLED(w, WARPS) {
         own += places[w][threadIdx.x];
     }
-    const int32 in_tile = sum_before(own, shared.warp_sums, all);  // of items of lower digits
+    const int32 in_tile = sum_before(own, shared.warp_sums, all);  // count of items of lower digits
     place += static_cast<int32>(count_before(
         states + threadIdx.x, DIGITS, tile.index, 2 * tile.phase, static_cast<uint32>(own)));
     shared.moves[threadIdx.x] = place - in_tile;

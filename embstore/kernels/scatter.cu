@@ -3,10 +3,10 @@
 // Grid: a group takes ROWS_TOGETHER consecutive records. Slots are loaded before the first record,
 // and the records' pieces, 16 bytes each, before the first store. Any grid size.
 //
-// Preconditions: slots are unique but for -1, which is skipped; slabs has an entry, which is
-// read for them; source begins at 16 bytes.
+// Preconditions: slots are unique, except for -1, which is skipped; slabs has an entry, which is
+// read for -1; source is aligned to 16 bytes.
 //
-// Determinism: no two groups write one element.
+// Determinism: no two groups write the same element.
 //
 // Bytes: 8 n of slots, and 4 stride n read and written.
 

@@ -1,8 +1,8 @@
 """Records into slots: rows[slots[i], d] = canonical(source[i, d]), d < stride; -1 is skipped.
 
-Bits are copied, but any NaN becomes 0x7fc00000: together with `apply` this is all that writes
-values from outside, so no row ever holds another NaN (contract.md, rule 1). Slots are unique but
-for -1. Split over i.
+Bits are copied, but any NaN becomes 0x7fc00000. Only this kernel and `apply` write values from
+outside, so a row never contains another NaN (contract.md, rule 1). Slots are unique, except for -1.
+The kernel can be split over i.
 """
 
 from embstore.arithmetic import jit
@@ -14,7 +14,7 @@ from embstore.layout import ELEMENT_BYTES
 
 @building_block
 def prefetch_record(start: int, slot: int, stride: int) -> None:
-    """Ask for the cache lines of a record, to write."""
+    """Prefetch the cache lines of a record, for writing."""
     record = start + slot * stride * ELEMENT_BYTES
     for line in range(0, stride * ELEMENT_BYTES, 64):
         prefetch_to_write(record + line)

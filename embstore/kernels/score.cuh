@@ -1,5 +1,5 @@
-// The score of a slot: a count, a clock or a rank, pins, and whether the row is on its way
-// (embstore/score.py has the theory). scores.cu changes them, select_victims.cu compares them.
+// The score of a slot: a count, a clock or a rank, pins, and whether the row is pending
+// (embstore/score.py explains them). scores.cu changes scores, select_victims.cu compares them.
 
 #include "keys.cuh"
 #include "types.cuh"

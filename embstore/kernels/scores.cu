@@ -1,17 +1,19 @@
-// Scores of slots, as calls, policies, pins and announced steps change them. The
-// result is that of its twin: scores.py; what a kernel returns there is added to `count` here.
+// Scores of slots, as calls, policies, pins and announced steps change them. The result is that of
+// its twin: scores.py; the number that a function returns there is added to `count` here.
 //
-// touch_once is touch for slots that repeat, which it counts once: whoever finds a slot without the
-// clock of the call, and is the first to give it that, has touched it. The clock is newer than every
-// other; in a score that is foreseen its bits are something else.
-// A block touches a slot once, or, where two of its slots have one place, a few times: all threads of a
-// device that find the score of a hot key as it was would each queue an atomic at its address.
+// touch_once is touch for slots that repeat, each of which it counts once. A thread that finds a
+// slot without the clock of the call, and is the first to write this clock, has touched the slot.
+// The clock is newer than every other clock; in the score of a foreseen slot its bits have another
+// meaning. Within a block a slot is touched once, or a few times if two of its slots have the same
+// place in `places`. Otherwise all threads of the device that find the old score of a hot key would
+// each queue an atomic at its address.
 //
-// Grid: a slot a thread, in touch_once up to TOUCHED_TOGETHER, grid-stride; counts add up in the
-// block, and end in an atomic of one thread. Preconditions: slots unique but for -1, which is skipped,
-// or unique (arrive); ranks at most CLOCK_MASK, counts at most COUNT_MAX; count zeroed.
-// Deterministic: sums of integers. Bytes of n slots: touch, add_pins, arrive 72 n, foresee and
-// set_counts 80 n, count_pending 40 n, age_scores 16 n, touch_once 4 n, and 64 for each slot.
+// Grid: a thread takes a slot, in touch_once up to TOUCHED_TOGETHER, with a grid-stride loop.
+// Counts are added up in the block, and then by an atomic of one thread. Preconditions: slots are
+// unique, except for -1, which is skipped; in arrive there is no -1; ranks are at most CLOCK_MASK,
+// counts at most COUNT_MAX; count is zeroed. Deterministic: sums of integers. Bytes for n slots:
+// touch, add_pins, arrive 72 n, foresee and set_counts 80 n, count_pending 40 n, age_scores 16 n,
+// touch_once 4 n, and 64 for each slot.
 
 #include "block_sums.cuh"
 #include "findings.cuh"
@@ -25,8 +27,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     const int64 n,
     const int64 clock,
     const int32 counting,
-    const int64* __restrict__ findings,  // (8,) of what the slots were found for, or null
-    const int32 always) {                // also where keys are missing
+    const int64* __restrict__ findings,  // (8,) of the batch that was probed, or null
+    const int32 always) {                // also if keys are missing
     const bool goes_on = !findings || always || may_go_on(findings);
     const int64 count_of_slots = goes_on ? (findings ? findings[UNIQUE_COUNT] : n) : 0;
     for (int64 i = thread_index(); i < count_of_slots; i += thread_count()) {
@@ -39,11 +41,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     }
 }
 
-#define TOUCHED_TOGETHER 2    // of a thread, where there are many
-#define TOUCHED_SPREAD 16384  // slots, of which a thread has one
+#define TOUCHED_TOGETHER 2    // per thread, if there are many
+#define TOUCHED_SPREAD 16384  // slots up to which a thread has one
 #define TOUCHED_PLACES (BLOCK_THREADS * TOUCHED_TOGETHER)
 
-// Whether the caller is the one that gives a score, seen as `before`, the clock of the call.
+// Whether the caller is the thread that writes the clock of the call to a score, read as `before`.
 __device__ __forceinline__ bool is_first_to_touch(
     int64* score, int64 before, int64 clock, int32 counting) {
     while (before & FORESEEN || (before & CLOCK_MASK) != clock) {
@@ -66,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) touch_once(
     const int32 counting,
     int64* findings) {
     __shared__ int64 counts[WARPS];
-    __shared__ uint64 places[TOUCHED_PLACES];  // slot, and who has it, of one of those at a place
+    __shared__ uint64 places[TOUCHED_PLACES];  // one of the slots with each place, and its thread
     const int64 count = may_go_on(findings) ? n : 0;
     const int32 each = static_cast<int32>(
         max(min(count / TOUCHED_SPREAD, static_cast<int64>(TOUCHED_TOGETHER)), 1ll));

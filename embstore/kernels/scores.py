@@ -1,22 +1,22 @@
 """Scores of slots, as calls, policies, pins and announced steps change them.
 
-The fields of a score stand in `embstore.score`.
+`embstore.score` describes the fields of a score.
 
-    touch            of slots[i], foreseen no longer: the clock; and the count is 0 (COUNT_NONE),
-                     one more but saturating (COUNT_UP), or as it was (COUNT_KEEP)
-    set_counts       of slots[i]: count = counts[i]
-    age_scores       of all slots: count becomes count // 2
-    add_pins         of slots[i]: pins + step; how many have none, before or after
-    count_pending    how many slots[i] are PENDING
-    arrive           of slots[i]: no longer PENDING
-    foresee          of slots[i]: foreseen, with ranks[i]; where that is negative, foreseen no
-                     longer, with a clock if it was. The count stays
+    touch            slots[i] get the clock, and are no longer foreseen; the count becomes 0
+                     (COUNT_NONE), one more but saturating (COUNT_UP), or stays (COUNT_KEEP)
+    set_counts       the count of slots[i] becomes counts[i]
+    age_scores       the count of every slot becomes count // 2
+    add_pins         slots[i] get pins + step; returns how many have none, before or after
+    count_pending    returns how many slots[i] are PENDING
+    arrive           slots[i] are no longer PENDING
+    foresee          slots[i] become foreseen, with ranks[i]; where the rank is negative, they are
+                     no longer foreseen, and get the clock if they were. The count stays
 
-`slots` are unique but for -1, which is skipped; those of arrive have no -1. Pins are not checked
-for overflow or underflow: whoever counts pins bounds them.
+`slots` are unique, except for -1, which is skipped; arrive gets no -1. Pins are not checked for
+overflow or underflow: the caller bounds the number of pins.
 
-A touch ends what was foreseen, because only the present clock in the low 40 bits says that the
-running call needs the row: a rank left in its place would let the call take its own row as victim.
+A touched slot is no longer foreseen, because only the present clock in the low 40 bits marks a row
+that the running call needs. With a rank in these bits, the call could evict its own row.
 """
 
 import numpy as np
@@ -70,7 +70,7 @@ def with_count(score: np.int64, count: np.int64) -> np.int64:
 
 @building_block
 def touched(score: np.int64, clock: int, counting: int) -> np.int64:
-    """Return the score of a slot that is touched."""
+    """Return the score of a slot after a touch."""
     before = int(count_of(score))
     count = 0 if counting == COUNT_NONE else min(before + (counting == COUNT_UP), COUNT_MAX)
     after: np.int64 = (score & _ABOVE_RANK) | count << CLOCK_BITS | clock
@@ -84,7 +84,7 @@ def touch(
     clock: Int,
     counting: Int,
 ) -> None:
-    """Score the slots of a call."""
+    """Set the scores of the slots of a call."""
     start = scores.ctypes.data
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
@@ -101,7 +101,7 @@ def set_counts(
     slots: Int64sIn,  # (n,), unique but for -1
     counts: Int64sIn,  # (n,), at most COUNT_MAX
 ) -> None:
-    """Give the slots their counts."""
+    """Set the counts of the slots."""
     start = scores.ctypes.data
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
@@ -142,7 +142,7 @@ def count_pending(
     scores: Int64sIn,  # (slot count,)
     slots: Int64sIn,  # (n,), -1 skipped
 ) -> int:
-    """Return how many of the slots wait for their row."""
+    """Return how many of the slots are pending."""
     start = scores.ctypes.data
     count = 0
     for i in range(slots.shape[0]):
@@ -158,7 +158,7 @@ def arrive(
     scores: Int64s,  # (slot count,)
     slots: Int64sIn,  # (n,), unique
 ) -> None:
-    """Say that the rows of the slots are there."""
+    """Mark the rows of the slots as arrived."""
     start = scores.ctypes.data
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:

@@ -1,7 +1,8 @@
-// A search for victims on the device, (8,) int64, which select_victims.cu narrows until it is DONE and
-// exchange.cu begins.
+// A search for victims on the device, (8,) int64. select_victims.cu narrows it until it is DONE;
+// exchange.cu sets its number of victims.
 //
-// TIES: victims from FLOOR on; once it is DONE, the most at the threshold, HIGHEST.
+// TIES: the number of victims from FLOOR on; once the search is DONE, the most victims whose score
+// is the threshold, HIGHEST.
 
 #define COUNT 0
 #define LOWEST 1

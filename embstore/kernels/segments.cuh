@@ -1,8 +1,9 @@
-// A batch as it comes: segments of positions, and what the occurrences of each of them receive.
+// A batch as a call has it: segments of positions, and the gradients of the occurrences of each
+// segment.
 
 #include "types.cuh"
 
-// Optimizer chunks (contract.md, rule 2), and what an occurrence adds.
+// Chunks of a sum (contract.md, rule 2), and the form of an occurrence.
 #define CHUNK_OCCURRENCES 64
 #define PLAIN 0
 #define WEIGHTED 1
@@ -22,11 +23,11 @@ __device__ __forceinline__ int32 segment_of(const int64* bounds, int32 segments,
     return low;
 }
 
-// What the occurrences of a segment receive (Gradients of embstore/device/base.py). Those of all
-// segments are one array of int64: bounds (segments + 1,), then, (segments,) each, addresses of rows,
-// of source and of coefficients (0: absent), and forms.
+// The gradients of a segment's occurrences (Gradients of embstore/device/values.py). Those of all
+// segments are one array of int64: bounds (segments + 1,), then, (segments,) each, the addresses of
+// rows, of source and of coefficients (0: absent), and forms.
 struct Occurrences {
-    int32 shift;                // position of the segment's first
+    int32 shift;                // position of the segment's first occurrence
     const float* rows;          // (rows, dim)
     const int32* source;        // or null
     const float* coefficients;  // or null
@@ -44,8 +45,8 @@ __device__ __forceinline__ Occurrences occurrences_in(
         static_cast<int32>(__ldg(own + 3 * segments))};
 }
 
-// The row of an id's sum. Where not all are kept, keys that occur once have none: of the others no two
-// begin in the same pair of positions.
+// The row of an id's sum. If not all sums are kept, keys that occur once have none; of the other
+// keys, no two begin in the same pair of positions.
 __device__ __forceinline__ int64 place_of_sum(int32 keeps_all, int64 id, int64 start) {
     return keeps_all ? id : start >> 1;
 }

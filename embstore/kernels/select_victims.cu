@@ -1,33 +1,33 @@
 // The slots of lowest score.
 //
-// A **candidate** is a slot with a key, foreseen or without the present clock, whose score
-// (embstore/score.py) is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither pending nor
-// pinned. The threshold is the highest score of the victims. It is found as `threshold.py` does,
-// but on the device, in what is called `search` here:
+// A **candidate** is a slot with a key that is foreseen or does not have the present clock, and
+// whose score (embstore/score.py) is in [floor, ceiling), floor >= 0, ceiling <= PIN_ONE: neither
+// pending nor pinned. The threshold is the highest score of the victims. It is found as in
+// `threshold.py`, but on the device; its state is in the array `search`:
 //
 //     score_range      candidates from FLOOR to below CEILING: COUNT, LOWEST, HIGHEST
 //     count_scores     bins[b] += candidates with (score - LOWEST) >> shift = b
 //     narrow_search    takes the bin that has the last victim; or the threshold is found (DONE)
 //
-// as often as it takes, mostly once or twice. A round too many costs three launches that do nothing;
-// so the host asks for some at once, and waits for one answer. Then
+// These three kernels are repeated until the threshold is found, usually after one or two rounds. A
+// superfluous round costs three launches that do nothing, so the host queues several rounds at
+// once, and waits for one answer. Then
 //
-//     count_victims    counts[b], counts[ranges + b] = candidates of range b below the threshold,
-//                      and at it
+//     count_victims    counts[b], counts[ranges + b] = the number of candidates of range b below
+//                      the threshold, and at it
 //     collect_victims  the candidates below the threshold and the first TIES at it, ascending:
-//                      victims[v] = the slot before which v of them stand, with its score
+//                      victims[v] = the slot that v of them precede, with its score
 //
-// find_threshold.cuh has the first three kernels, candidates.cuh what all of them read.
+// find_threshold.cuh has the first three kernels, candidates.cuh the code by which all read scores.
 //
-// Grid: count_victims and collect_victims: a block has range_slots slots, from
-// blockIdx.x * range_slots on. collect_victims goes through them in tiles of
-// PER_THREAD * BLOCK_THREADS, and a slot's rank is the sum of what the ranges, the tiles, the warps
-// and the lanes before it have.
+// Grid: in count_victims and collect_victims a block has range_slots slots, from blockIdx.x *
+// range_slots on. collect_victims processes them in tiles of PER_THREAD * BLOCK_THREADS. The rank
+// of a slot is the sum of the counts of the ranges, the tiles, the warps and the lanes before it.
 //
 // Preconditions: below 2^31 slots; bins zeroed; search = 0, PIN_ONE, 0, 0, PIN_ONE, wanted, wanted,
 // SEEKING; no score changes until it is DONE. Deterministic: sums, minima and maxima of integers,
-// and ranks. CPU twin: select_victims.py, by threshold.py. Bytes
-// of n slots: a pass 8 n, and up to 8 n more of keys.
+// and ranks. CPU twin: select_victims.py, by threshold.py. Bytes for n slots: a pass reads 8 n, and
+// up to 8 n more of keys.
 
 #include "block_sums.cuh"
 #include "candidates.cuh"
@@ -65,12 +65,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
     }
 }
 
-// Counts of a tile are two in one word: those below the threshold, and TIE times those at it.
+// A tile's two counts are in one word: candidates below the threshold, plus TIE times those at it.
 #define TIE (1u << 16)
 #define TILE_WARPS (PER_THREAD * WARPS)  // a lane for each
 
-// What the ranges before the block's have, in all threads: candidates below the threshold, and 2**32
-// times those at it.
+// The counts of the ranges before the block's, in all threads: candidates below the threshold, plus
+// 2**32 times those at it.
 __device__ __forceinline__ int64 count_before_range(const int32* counts) {
     __shared__ int64 sums[WARPS], shared;
     int64 before = 0;
@@ -94,7 +94,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
     const int32* __restrict__ counts,     // (2 * ranges,), of count_victims
     int64* __restrict__ victims,          // (VICTIMS,) out
     int64* __restrict__ victim_scores) {  // (VICTIMS,) out
-    // Two, by turns: a warp may fill the next tile's while another still reads this one's.
+    // Two arrays in turn: a warp may write the next tile's counts while another still reads this
+    // tile's.
     __shared__ uint32 tile_counts[2][TILE_WARPS];
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     const int64 low = blockIdx.x * range_slots;
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
             }
         }
         __syncthreads();
-        // Every warp adds up the tile's counts for itself: a shuffle is less than a barrier.
+        // Every warp adds up the tile's counts by itself: a shuffle costs less than a barrier.
         uint32 sum = tile_counts[turn][lane];
         for (int32 distance = 1; distance < WARP_THREADS; distance *= 2) {
             const uint32 before = __shfl_sync(FULL_WARP, sum, max(lane - distance, 0));

@@ -1,12 +1,12 @@
 """The slots of lowest score.
 
-select_victims: the `wanted` lowest (score, slot) among resident slots (slot_keys[slot] is not
-EMPTY_KEY) with a score in [0, PIN_ONE), neither pending nor pinned, in ascending order of slot; but
-none that has the present clock, and is not foreseen.
+select_victims: the `wanted` lowest (score, slot), in ascending order of slot, among resident slots
+(slot_keys[slot] is not EMPTY_KEY) with a score in [0, PIN_ONE), neither pending nor pinned. Slots
+that have the present clock and are not foreseen are excluded.
 
-Selection takes no sort (embstore.device.threshold): scores are counted by bins until the last
-victim's is known; then one pass collects. Counting passes are split over slots. The result is a
-function of the arguments alone.
+Selection needs no sort (embstore.device.threshold). Scores are counted in bins until the score of
+the last victim is known; then one pass collects the victims. Counting passes can be split over
+slots. The result is a function of the arguments alone.
 """
 
 import numpy as np
@@ -18,7 +18,8 @@ from embstore.score import CLOCK_MASK, FORESEEN
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
 HIGHEST, VICTIMS, STATE, DONE = 2, 6, 7, 2
-"""Of a search on a GPU: how many were found, in which state it is, and the last of states."""
+"""Positions in the state of a search on a GPU: the highest score, the number of victims, and the
+state; and the value of the last state."""
 
 
 @building_block
@@ -76,10 +77,10 @@ def collect_victims(
     clock: Int,
     threshold: Int,
     wanted: Int,  # victims in all
-    ties: Int,  # of them with score == threshold: those of lowest slot
+    ties: Int,  # victims with score == threshold: those of lowest slot
     victims: Int64s,  # (>= wanted,)
 ) -> int:
-    """Write the candidates below the threshold and `ties` at it, ascending; return how many."""
+    """Write the candidates below the threshold and `ties` at it, ascending; return their number."""
     count = 0
     for slot in range(scores.shape[0]):
         score = scores[slot]

@@ -1,15 +1,15 @@
-// Memory of a pool: where the row, the key, the score and the flag of a slot are.
+// Memory of a pool: the addresses of the row, the key, the score and the flag of a slot.
 //
-// Rows live in **slabs** of C = 1 << slab_shift slots (embstore/device/slabs.py), which come and go
-// without a copy. A slab is two blocks of memory:
+// Rows are in **slabs** of C = 1 << slab_shift slots (embstore/device/slabs.py), which are added
+// and dropped without a copy. A slab is two blocks of memory:
 //
 //     rows  C x stride elements    and    keys  C int64 | scores  C int64 | dirty  C uint8
 //
-// The rows may be pinned memory of the host; the metadata is always the GPU's. An address costs one
-// load more than in one array; the table of slabs is small, and stays in the nearest cache. Flat
-// arrays of rows, without metadata, are one slab with slab_shift 62. Kernels take the table of slabs,
-// (slab count, 2) addresses of rows and of metadata, slab_shift, and the stride, the elements of a
-// row, a multiple of 4.
+// The rows may be in pinned host memory; the metadata is always in the GPU's memory. An address
+// takes one load more than in one array; the table of slabs is small, and stays in the nearest
+// cache. Flat arrays of rows, without metadata, are one slab with slab_shift 62. Kernels take the
+// table of slabs, (slab count, 2) addresses of rows and of metadata; slab_shift; and the stride,
+// the number of elements of a row, a multiple of 4.
 
 #include "types.cuh"
 

@@ -1,20 +1,21 @@
 // Metadata of slots: the key, score and dirty flag of each.
 //
-//     place_keys   of slots[i]: key = keys[i], score = score, dirty = 0
-//     clear_slots  of slots[i]: key = EMPTY_KEY, dirty = 0
-//     clear_range  of the slots of [low, high): key = EMPTY_KEY, score = 0, dirty = 0
+//     place_keys   slots[i] get key = keys[i], score = score, dirty = 0
+//     clear_slots  slots[i] get key = EMPTY_KEY, dirty = 0
+//     clear_range  slots [low, high) get key = EMPTY_KEY, score = 0, dirty = 0
 //     read_slots   keys[i], scores[i], dirty[i] = those of slots[i], or of slot first + i
-//     mark         of slots[i]: dirty = dirty
+//     mark         slots[i] get dirty = dirty
 //
-// and, of a call's ids:
+// and, for the ids of a call:
 //
 //     put_slots    slots[ids[i]] = values[i]
 //     take_absent  the i with slots[i] < 0, ascending, and keys[i] of each
 //
-// Grid: a thread an element, grid-stride. Preconditions: slots unique where they are written, ids
-// unique in put_slots; no -1 among them. Deterministic: an element is written by one thread.
-// CPU twin: slots.py; the kernels that it lacks are an indexing there. Bytes of n slots: 8 n, and a
-// sector of 32 bytes, read and written back, for each field of a slot; ranges only what they name.
+// Grid: a thread takes an element, with a grid-stride loop. Preconditions: slots are unique where
+// they are written, ids are unique in put_slots; there is no -1. Deterministic: one thread writes
+// an element. CPU twin: slots.py; where it has no such function, the CPU device uses NumPy
+// indexing. Bytes for n slots: 8 n, and a sector of 32 bytes, read and written back, for each field
+// of a slot; for ranges only the fields themselves.
 
 #include "keys.cuh"
 #include "slabs.cuh"

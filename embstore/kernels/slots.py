@@ -1,12 +1,12 @@
-"""Metadata of slots: what the cache writes when rows come and go.
+"""Metadata of slots: the changes that the cache makes when rows enter and leave slots.
 
-    place_keys    of slots[i]: key = keys[i], score = score, dirty = 0
-    clear_slots   of slots[i]: key = EMPTY_KEY, dirty = 0
+    place_keys    slots[i] get key = keys[i], score = score, dirty = 0
+    clear_slots   slots[i] get key = EMPTY_KEY, dirty = 0
 
-Slots are unique. A free slot keeps its score, which nothing reads: a slot without a key is no
-candidate of `select_victims`, and starts again when it is given to a row. Each is one pass of
-NumPy's own indexing, which costs nanoseconds a slot, little compared to the row that moves with it.
-What changes scores of slots that stay is in `scores`.
+Slots are unique. A free slot keeps its score, which is never read: a slot without a key is no
+candidate of `select_victims`, and gets a new score with its next row. Both functions are one pass
+of NumPy's own indexing, which takes nanoseconds per slot, little compared to the row that moves
+with it. `scores` changes the scores of slots that keep their rows.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def place_keys(
     keys: Keys,  # (n,)
     score: int,
 ) -> None:
-    """Give the slots to rows."""
+    """Assign the slots to rows."""
     keys_of_slots[slots] = keys
     scores[slots] = score
     dirty[slots] = 0
@@ -37,6 +37,6 @@ def clear_slots(
     dirty: Flags,  # (slot count,)
     slots: Int64s,  # (n,)
 ) -> None:
-    """Take the slots from their rows."""
+    """Free the slots."""
     keys_of_slots[slots] = EMPTY_KEY
     dirty[slots] = 0

@@ -1,11 +1,11 @@
-"""The CUDA sources of the kernels as text, and the options that every compiler of them is given.
+"""The CUDA sources of the kernels as text, and the options of every compiler for them.
 
-A verb's source is `<verb>.cu` with the headers that it includes, and those that they include, each
-put there once as text: CuPy's disk cache is keyed by source text, and would go on serving a kernel
-whose header has changed. A #line names the file of what follows, so that a compiler's message says
-where to look. Whoever compiles a kernel, the device, a test or the host compiler of the emulation,
-takes its text from here. No option fuses a multiplication with an addition, flushes denormals, or
-divides approximately: the contract fixes every bit.
+A verb's source is `<verb>.cu` with all headers that it includes, directly or indirectly, each
+inserted once as text. CuPy's disk cache is keyed by source text; if headers were separate, it would
+return an old kernel after a header has changed. A #line names the file of the lines that follow, so
+that a compiler's message names the right place. The device, the tests and the host compiler of the
+emulation all take the text from here. No option fuses a multiplication with an addition, flushes
+denormals, or divides approximately, because the contract fixes every bit.
 """
 
 import re
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 OPTIONS = ("--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false")
-"""Of NVRTC, in addition to the architecture."""
+"""NVRTC's options, in addition to the architecture."""
 
 VERBS = tuple(
     sorted(
@@ -33,12 +33,12 @@ _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 
 @cache
 def source(verb: str) -> str:
-    """Return all that a compiler is given of a verb."""
+    """Return the whole text of a verb for a compiler."""
     return with_headers(f"{verb}.cu")
 
 
 def with_headers(name: str) -> str:
-    """Return the text of a file, with that of each header where it is first included."""
+    """Return the text of a file, with the text of each header where it is first included."""
     return "".join(f"{line}\n" for line in _lines(name, set()))
 
 

@@ -1,37 +1,39 @@
-// The scaled sum of each id's gradients. The result is that of its twin: sum_by_key.py; the lowest
-// id whose scaled sum has a large element is findings[LARGE_SUM].
+// The scaled sum of each id's gradients. The result is that of its twin: sum_by_key.py;
+// findings[LARGE_SUM] is the lowest id whose scaled sum has a large element.
 //
-// Rule 2 lets a hot key be shared (contract.md):
+// By rule 2 several groups can share the sum of a hot key (contract.md):
 //
-//     sum_chunks  the sum of chunk 0 of every id, which is all for one of up to CHUNK_OCCURRENCES, and
-//                 more[k / CHUNK_OCCURRENCES] = chunk c > 0 of id, where positions[k] is its first
-//     combine     scale * (chunk 0 + chunk 1 + chunk 2 + ...) of the others
+//     sum_chunks  the sum of chunk 0 of every id, which is the whole sum for an id of up to
+//                 CHUNK_OCCURRENCES, and more[k / CHUNK_OCCURRENCES] = the sum of chunk c > 0 of an
+//                 id, where positions[k] is its first occurrence
+//     combine     scale * (chunk 0 + chunk 1 + chunk 2 + ...) of the other ids
 //
-// Chunks other than 0 begin CHUNK_OCCURRENCES apart or more, so at most one begins in a window of as
-// many positions, and its place in `more` is the window's number: nothing has to be counted before.
-// The id that ends a window has the one that begins in it, or the id that the window begins with.
+// Chunks other than 0 begin CHUNK_OCCURRENCES apart or more. So at most one of them begins in a
+// window of as many positions, and its place in `more` is the number of the window: nothing has to
+// be counted before. The chunk that begins in a window belongs to the id at the window's end, or to
+// the id at its beginning.
 //
-// Where not all sums are kept, a key that occurs once, as most do, stores none: its gradient is read
-// and tested, and read again by apply.cu.
+// If not all sums are kept, no sum is stored for a key that occurs once, as most keys do: its
+// gradient is read and tested here, and read again by apply.cu.
 //
-// Grid, sum_chunks: a group has a stretch of positions, as many as it has lanes or fewer, and sums the
-// chunks that begin there, also beyond its end (sum_stretch.cuh). A piece is 4 bytes also where the rows
-// of a segment do not begin at 16.
+// Grid, sum_chunks: a group has a stretch of positions, at most as many as it has lanes, and sums
+// the chunks that begin there, also beyond the end of the stretch (sum_stretch.cuh). A piece has 4
+// bytes if the rows of a segment are not aligned to 16 bytes.
 //
-// Grid, combine: a warp owns COMBINED_COLUMNS elements, a sector of 32 bytes, of the ids whose first
-// extra chunk begins in one of as many windows as it has lanes. The additions of an element have one
-// order and cannot be shared; but a thread that also loaded its chunks, thousands for a key that is a
-// tenth of a batch, would wait for memory again and again. So SHARERS lanes load ITEMS_TOGETHER chunks
-// each, and all of them add what each has, in the order of chunks, by shuffles, while their next loads
-// are on the way.
+// Grid, combine: a warp owns COMBINED_COLUMNS elements, a sector of 32 bytes, of the ids whose
+// first extra chunk begins in one of as many windows as it has lanes. The additions of an element
+// have one order and cannot be shared. But a thread that also loaded all its chunks, thousands for
+// a key that is a tenth of a batch, would wait for memory again and again. So SHARERS lanes load
+// ITEMS_TOGETHER chunks each. All of them add the chunks of every lane, in the order of chunks, by
+// shuffles, while their next loads are in flight.
 //
-// Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; combine
-// follows sum_chunks; coefficients are present unless the form is PLAIN.
-// Deterministic: every addition of an element has one place in one order, by whatever lane.
+// Preconditions: the occurrences of an id are in one segment; sums and more are aligned to 16
+// bytes; combine follows sum_chunks; coefficients are present unless the form is PLAIN.
+// Deterministic: every addition of an element has one place in one order, whichever lane does it.
 //
-// Bytes: 8 n of positions and ids and 4 n dim of rows read, 4 dim written for each id (that occurs
-// again, where not all are kept) and extra chunk, 8 of starts for each id; source and coefficients 4 n
-// each. All but rows and sums are read again for every 512 bytes of a row.
+// Bytes: 8 n of positions and ids and 4 n dim of rows are read, 4 dim are written for each stored
+// sum and extra chunk, 8 of starts are read for each id, and 4 n each of source and coefficients.
+// All but rows and sums are read again for every 512 bytes of a row.
 
 #include "chunks.cuh"
 #include "findings.cuh"
@@ -41,7 +43,7 @@
 #include "sum_stretch.cuh"
 #include "types.cuh"
 
-#define SUM_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
+#define SUM_BLOCKS 3  // per multiprocessor: registers for the rows in flight
 #define ITEMS_TOGETHER 16
 #define COMBINED_COLUMNS 8
 #define SHARERS (WARP_THREADS / COMBINED_COLUMNS)
@@ -49,7 +51,7 @@
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, SUM_BLOCKS) sum_chunks(
     const int64* __restrict__ starts,       // (u + 1,)
     const int32* __restrict__ positions,    // (n,)
-    const int32* __restrict__ sorted_ids,   // (n,), of the positions; null: each occurs once
+    const int32* __restrict__ sorted_ids,   // (n,), by position; null: each id occurs once
     const int64 n,
     const int64* __restrict__ of_segments,  // (5 * segments + 1,), see Occurrences
     const int32 segments,
@@ -79,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, SUM_BLOCKS) sum_chun
     });
 }
 
-// chunk 0 + the `chunks` after it, `from` the first: all lanes come here, and those that share an
-// element find the same.
+// The sum of chunk 0, `total`, and the `chunks` chunks after it, of which `from` is the first. All
+// lanes must call it; lanes that share an element get the same result.
 __device__ __forceinline__ float sum_of_chunks(
     float total, const float* from, int32 chunks, int32 dim, bool has_element) {
     const int32 column = threadIdx.x % COMBINED_COLUMNS;
@@ -107,7 +109,7 @@ __device__ __forceinline__ float sum_of_chunks(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) combine(
     const int64* __restrict__ starts,      // (u + 1,)
-    const int32* __restrict__ sorted_ids,  // (n,), of the positions
+    const int32* __restrict__ sorted_ids,  // (n,), by position
     const int64 n,
     float* __restrict__ sums,              // in and out, see place_of_sum
     const float* __restrict__ more,        // (windows, dim)
@@ -122,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) combine(
     for (int64 item = thread_index() / WARP_THREADS; item < items; item += step) {
         const int64 first_window = item / slices * WARP_THREADS;
         const int32 d = item % slices * COMBINED_COLUMNS + lane % COMBINED_COLUMNS;
-        int32 id = 0, start = 0, chunks = 0;  // of the lane's window
+        int32 id = 0, start = 0, chunks = 0;  // for the lane's window
         if (first_window + lane < windows) {
             const Chunk chunk = chunk_in(sorted_ids, starts, n, first_window + lane);
             const int64 of_id = __ldg(starts + chunk.id), end = __ldg(starts + chunk.id + 1);

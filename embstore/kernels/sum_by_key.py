@@ -7,13 +7,13 @@ Occurrence p of segment s, with i = p - bounds[s] and `Gradients` of that segmen
     coefficients[i] * rows[source[i]]     form WEIGHTED, the product rounded
     rows[source[i]] / coefficients[i]     form DIVIDED, the quotient rounded
 
-in the order of positions[starts[id]:starts[id + 1]]; the scale is multiplied also where it is 1.
-The result is -1, or the lowest id with a scaled sum that has an element of `sums.LARGE` or more:
-`sums.unaccepted` decides about all of them then (rule 9). One test after the scale is enough: a sum
-that is not finite stays so under any finite factor (inf * 0 is NaN).
+in the order of positions[starts[id]:starts[id + 1]]. Sums are multiplied by the scale even if it is
+1. The result is -1, or the lowest id whose scaled sum has an element of `sums.LARGE` or more; in
+that case `sums.unaccepted` checks all sums (rule 9). One test after the scale is enough, because a
+sum that is not finite stays non-finite under any finite factor (inf * 0 is NaN).
 
-Split over ids: an id is summed by one thread, so a key that is half the batch keeps one thread
-busy.
+The kernel can be split over ids. One thread sums an id, so a key with half of the batch's
+occurrences occupies one thread.
 """
 
 from typing import Any
@@ -36,14 +36,14 @@ from embstore.kernels.gather import AHEAD, prefetch_values
 
 
 def form_of(coefficients: Any, divide: bool) -> int:
-    """Return what an occurrence of a segment adds: PLAIN, WEIGHTED or DIVIDED."""
+    """Return the form of a segment's occurrences: PLAIN, WEIGHTED or DIVIDED."""
     if coefficients is None:
         return PLAIN
     return DIVIDED if divide else WEIGHTED
 
 
 def columns_of(gradients: Any) -> tuple[Any, Any, Any, int]:
-    """Return what `Gradients` of a segment have: rows, source, coefficients, form."""
+    """Return the fields of a segment's `Gradients`: rows, source, coefficients, form."""
     form = form_of(gradients.coefficients, gradients.divide)
     return gradients.rows, gradients.source, gradients.coefficients, form
 
@@ -55,15 +55,15 @@ def sum_by_key(
     bounds: jit.Int64sIn,  # (segments + 1,)
     id_bounds: jit.Int64sIn,  # (segments + 1,)
     row_addresses: jit.Int64sIn,  # (segments,), each (rows of the segment, dim) float32
-    source_addresses: jit.Int64sIn,  # (segments,), each (positions of it,) int32; 0: absent
-    coefficient_addresses: jit.Int64sIn,  # (segments,), each likewise, float32; 0 with PLAIN
+    source_addresses: jit.Int64sIn,  # (segments,), each (its positions,) int32; 0: absent
+    coefficient_addresses: jit.Int64sIn,  # (segments,), likewise float32; 0 with PLAIN
     forms: jit.Int8sIn,  # (segments,), PLAIN, WEIGHTED or DIVIDED
     scale: jit.Float32,
     sums: jit.Float32Rows,  # (u, dim)
     low: jit.Int,
     high: jit.Int,
 ) -> int:
-    """Write sums[low:high]; return the lowest id among them that is large, or -1."""
+    """Write sums[low:high]; return the lowest of these ids with a large element, or -1."""
     dim = sums.shape[1]
     sums_start = sums.ctypes.data
     chunk = np.empty(dim, np.float32)

@@ -1,7 +1,7 @@
-// The sums of the chunks that begin in a stretch of positions (sum_by_key.cu). A group's lanes look at
-// as many positions at the same time; then the rows come one after the other, ROWS_TOGETHER of them in
-// flight, of whatever chunks they are: most chunks have one, and a group that took chunk after chunk
-// would wait for memory at each.
+// The sums of the chunks that begin in a stretch of positions (sum_by_key.cu). Each lane of a group
+// finds the row of one position, all at the same time. Then the rows are added one after the other,
+// ROWS_TOGETHER of them in flight, whichever chunks they belong to. Most chunks have one row, and a
+// group that processed chunk after chunk would wait for memory at each.
 
 #include "chunks.cuh"
 #include "findings.cuh"
@@ -12,7 +12,7 @@
 
 #define ROWS_TOGETHER 8
 
-// By name: of a plain store of the four, which are in registers, compilers make four of 4 bytes.
+// By an intrinsic: from a plain store of four registers, compilers make four stores of 4 bytes.
 __device__ __forceinline__ void store_piece(float* at, float4 piece, const int32 width) {
     if (width == 4) {
         __stwb(reinterpret_cast<float4*>(at), piece);
@@ -26,14 +26,15 @@ __device__ __forceinline__ bool is_piece_large(float4 piece, const int32 width) 
                                                 is_large(piece.w)));
 }
 
-// Read before write: where all of a batch is large, few ids are lower than the lowest so far.
+// Read before write: if all of a batch is large, few ids are lower than the lowest so far.
 __device__ __forceinline__ void find_large(int64* findings, int64 id) {
     if (findings[LARGE_SUM] > id) {
         atomicMin(findings + LARGE_SUM, id);
     }
 }
 
-// Lanes of the caller's group for which it holds, bit 0 the first. All lanes of the warp come here.
+// The lanes of the caller's group in which `holds` is true, bit 0 for the first lane. All lanes of
+// the warp must call it.
 __device__ __forceinline__ uint32 lanes_where(bool holds, const Group& group) {
     const uint32 all = __ballot_sync(FULL_WARP, holds) >> (threadIdx.x % WARP_THREADS - group.lane);
     return group.lanes == WARP_THREADS ? all : all & ((1u << group.lanes) - 1);
@@ -53,8 +54,8 @@ struct Sums {
     int64* findings;
 };
 
-// What is added at the group's lanes from `r0` to below `stop`, ROWS_TOGETHER at most, of the columns
-// from `d` on: all loads are in flight together. All lanes of the warp come here.
+// Loads the values added at the group's lanes from `r0` to below `stop`, at most ROWS_TOGETHER, for
+// the columns from `d` on: all loads are in flight together. All lanes of the warp must call it.
 __device__ __forceinline__ void load_rows(
     const Occurrence& own, bool is_any_scaled, const Group& group, int32 r0, int32 stop, int32 d,
     bool has_columns, const int32 width, float4 (&pieces)[ROWS_TOGETHER]) {
@@ -83,15 +84,15 @@ __device__ __forceinline__ void load_rows(
     }
 }
 
-// The sums of the chunks that begin at one of `share` positions from `low` on, of the group's columns
-// from `column` on. All lanes of the warp come here.
+// Stores the sums of the chunks that begin at one of `share` positions from `low` on, for the
+// group's columns from `column` on. All lanes of the warp must call it.
 __device__ __forceinline__ void sum_stretch(
     const Sums& of, const Group& group, uint32 low, uint32 share, int32 column, const int32 width) {
     const int32 d = column + group.lane * width, base = threadIdx.x % WARP_THREADS - group.lane;
     const bool has_columns = d < of.dim;
     float4 total = constant(-0.0f);
     uint32 end = 0;  // one past the last position of the chunks that begin here
-    int32 from = 0;  // the first lane that has an occurrence of them
+    int32 from = 0;  // the first lane with an occurrence of these chunks
     for (uint32 begin = low; begin == low || __ballot_sync(FULL_WARP, begin < end);
          begin += group.lanes) {
         const uint32 k = begin + group.lane;

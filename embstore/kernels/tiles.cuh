@@ -1,5 +1,5 @@
-// Counts over tiles of items, in one pass: blocks draw the tiles in order, by **tickets**, and a tile
-// waits only for tiles before it, which blocks that run have drawn. So a kernel cannot deadlock,
+// Counts over tiles of items, in one pass. Blocks draw the tiles in order, by **tickets**, and a
+// tile waits only for earlier tiles, which running blocks have drawn. So a kernel cannot deadlock,
 // however few of its blocks run at a time and whatever else runs.
 
 #include "block_sums.cuh"
@@ -7,21 +7,22 @@
 
 #define ROUNDS 8
 #define TILE (ROUNDS * BLOCK_THREADS)  // embstore/device/gpu_work.py
-#define LOOKED_AT 8                    // states of tiles before, in flight
+#define LOOKED_AT 8                    // states of earlier tiles in flight
 
 __device__ __forceinline__ uint32 lanes_before() {
     return (1u << threadIdx.x % WARP_THREADS) - 1;
 }
 
-// The lane's first item in a tile, of which a warp has EACH * WARP_THREADS in a row; the next are
-// WARP_THREADS apart.
+// The lane's first item in a tile, of which a warp has EACH * WARP_THREADS consecutive items; the
+// lane's next items are WARP_THREADS apart.
 template <int32 EACH = ROUNDS>
 __device__ __forceinline__ uint32 first_item(uint32 tile) {
     const uint32 lane = threadIdx.x % WARP_THREADS;
     return tile * EACH * BLOCK_THREADS + (threadIdx.x - lane) * EACH + lane;
 }
 
-// The block's next ticket. All threads come here, and have done with the last; `drawn` was 0.
+// The block's next ticket. All threads must call it, and be done with the last one; `drawn` was 0
+// at first.
 __device__ __forceinline__ uint32 next_ticket(uint32* drawn) {
     __shared__ uint32 ticket;
     __syncthreads();
@@ -32,9 +33,10 @@ __device__ __forceinline__ uint32 next_ticket(uint32* drawn) {
     return ticket;
 }
 
-// What the tiles before have, `own` being what this one has; `states` has one for each tile, `step`
-// apart: a count, and above it `phase`, plus 1 where the tiles before are in it. It was less than
-// phase, an even number, which is not 0.
+// The count of the tiles before this one, whose own count is `own`. `states` has an element for
+// each tile, `step` apart: a count in the lower half and, in the upper half, `phase`, plus 1 if the
+// count includes the earlier tiles. Before, the upper half was less than phase, an even number that
+// is not 0.
 __device__ __forceinline__ uint32 count_before(
     uint64* states, uint32 step, uint32 tile, uint64 phase, uint32 own) {
     volatile uint64* told = states + static_cast<int64>(tile) * step;
@@ -64,7 +66,8 @@ __device__ __forceinline__ uint32 count_before(
     return before;
 }
 
-// What the warps before have, also those of the tiles before; `own` is what the warp has.
+// The count of the warps before this one, in this and earlier tiles; `own` is the count of this
+// warp.
 __device__ __forceinline__ int32 count_before_warp(
     uint64* states, uint32 step, uint32 tile, uint64 phase, int32 own) {
     __shared__ int32 warp_sums[WARPS];
@@ -78,7 +81,8 @@ __device__ __forceinline__ int32 count_before_warp(
     return __shfl_sync(FULL_WARP, in_tile, 0) + static_cast<int32>(shared);
 }
 
-// How many items with a flag, 0 or 1, stand before the warp's; the flags become those of all lanes.
+// How many items with a flag, 0 or 1, precede the warp's items; the flags become the ballots of all
+// lanes.
 template <int32 EACH>
 __device__ __forceinline__ int32 flagged_before(
     uint64* states, uint32 step, uint32 tile, uint64 phase, uint32 (&flags)[EACH]) {
@@ -94,8 +98,9 @@ __device__ __forceinline__ bool has_flag(uint32 flags) {
     return (flags >> threadIdx.x % WARP_THREADS & 1) != 0;
 }
 
-// use(i, rank) for every item i < n that has a flag, `rank` being how many have one before it; `count`,
-// if any, becomes how many have one. `progress` is (1 + tiles,), zero.
+// Calls use(i, rank) for every item i < n that has a flag, where `rank` is the number of items with
+// a flag before it. `count`, if not null, becomes the number of items with a flag. `progress` is (1
+// + tiles,), zero.
 template <typename Flag, typename Use>
 __device__ __forceinline__ void number_flagged(
     int64 n, uint64* progress, int64* count, const Flag& flag, const Use& use) {

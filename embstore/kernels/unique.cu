@@ -6,33 +6,36 @@
 //
 // Three passes:
 //
-//     unique_enter    enters every key into a hash table of place_count entries, and with it the
+//     unique_enter    enters every key into a hash table of place_count entries, together with the
 //                     lowest position that has it; places[p] = the key's entry
-//     unique_number   the id of an entry = how many positions before its lowest are lowest of a key
+//     unique_number   the id of an entry = the number of entries whose lowest position precedes its
+//                     own
 //     unique_inverse  inverse[p] = the id of p's entry
 //
-// A hot key, some percent of a batch, must cost reads and not atomics that queue at one address: an
-// entry is claimed only where it is seen empty, and its first position lowered only where it is
-// seen above. The first look may be at an old copy in the multiprocessor's own cache, which atomics
-// pass by; it is believed where it ends the work (a key, once there, stays; positions only fall),
-// and looked at again, past that cache, where it does not.
+// A hot key, some percent of a batch, must cost reads, and not atomics that queue at one address.
+// So an entry is claimed only if it was read as empty, and its first position is lowered only if a
+// higher one was read. The first read may return an old copy from the multiprocessor's own cache,
+// which atomics bypass. An old copy is sufficient if it ends the work (a key, once written, stays;
+// positions only fall); else the entry is read again, bypassing that cache.
 //
-// Where the caller knows that keys are distinct and in range there is one pass, and ids are positions:
+// If the caller knows that keys are distinct and in range, there is one pass, and ids are
+// positions:
 //
 //     encode  unique_keys[p] = row_key[p]
 //
-// Grid: a thread takes PER_THREAD positions a round, a whole grid apart, whose loads are under way
-// together; n / (PER_THREAD * BLOCK_THREADS) blocks are one round.
-// An entry is 16 bytes, key, first position and id, so that what a pass wants of it is one sector.
-// There are half as many more than positions: for a million 25 MB, which the L2 cache holds.
+// Grid: in each round a thread takes PER_THREAD positions, a whole grid apart, whose loads are in
+// flight together; n / (PER_THREAD * BLOCK_THREADS) blocks are one round. An entry is 16 bytes:
+// key, first position and id, so that a pass reads one sector of it. There are half as many entries
+// more than positions: for a million positions 25 MB, which fit in the L2 cache.
 //
-// Preconditions: each prefix once, and no row key is EMPTY_KEY; n < place_count < 2^32, so that
-// probing ends; the table all ones: EMPTY_KEY, and a first position above every other. A key outside [0, row_counts[s]) is noted in findings[OUTSIDE] and entered as key 0 of its table, so
-// that the kernels after it stay in bounds; the results are unusable then.
-// Deterministic: which entry a key gets depends on the order of threads, what is read out does not.
-// CPU twin: unique.py. Bytes of n positions, u of them first: 124 n + 40 u, of which
-// 96 n + 32 u are 32-byte sectors of the table, which stay in the L2 cache; and 16 a place to
-// fill.
+// Preconditions: each prefix occurs once, and no row key is EMPTY_KEY; n < place_count < 2^32, so
+// that probing ends; all bits of the table are ones: EMPTY_KEY, and a first position above every
+// other. A key outside [0, row_counts[s]) is noted in findings[OUTSIDE] and entered as key 0 of its
+// table, so that the kernels after it stay in bounds; the results are unusable in this case.
+// Deterministic: the entry of a key depends on the order of threads, but the results do not.
+// CPU twin: unique.py. Bytes for n positions, u of them the first of a key: 124 n + 40 u, of which
+// 96 n + 32 u are 32-byte sectors of the table, which stay in the L2 cache; and 16 per entry to
+// fill the table.
 
 #include "findings.cuh"
 #include "keys.cuh"
@@ -42,7 +45,7 @@
 
 #define PER_THREAD 4
 
-// Of an entry.
+// Fields of an entry.
 __device__ __forceinline__ int64* key_at(int64* table, int64 place) {
     return table + 2 * place;
 }
@@ -55,7 +58,7 @@ __device__ __forceinline__ uint32* id_at(int64* table, int64 place) {
     return first_at(table, place) + 1;
 }
 
-// Make `key`'s entry, or find it, from `place` on, whose key was seen as `seen`.
+// Find `key`'s entry, or make it, searching from `place` on, whose key was read as `seen`.
 __device__ __forceinline__ int64 enter(
     int64* table, int64 place_count, int64 place, int64 seen, int64 key) {
     for (int64 step = 0; step < place_count; ++step) {
@@ -131,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_number(
     int64* __restrict__ table,          // (place_count, 2), ids written where there is a key
     const uint32* __restrict__ places,  // (n,)
     const int64 n,
-    int64* __restrict__ unique_keys,  // (n,) out, unique count of them written
+    int64* __restrict__ unique_keys,  // (n,) out, unique count are written
     int64* __restrict__ findings,
     uint64* progress) {  // (1 + tiles,), zero
     number_flagged(

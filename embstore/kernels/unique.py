@@ -7,12 +7,11 @@ unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
     inverse[p]        = the id with unique_keys[id] = row_key[p]
     id_bounds[s]      = how many ids the segments before s have
 
-Preconditions: every table id at most once (so that the ids of a segment are consecutive); fewer
-than 2**31 positions. A key outside [0, row_counts[s]), both unsigned, ends the call: its position
-is returned, the results are unusable, the table stays usable. The result is a function of the
-arguments alone.
-It is not split: a thread would need the ids given before its part, and 50,000 keys take a third of
-a millisecond.
+Preconditions: every table id occurs at most once (so that the ids of a segment are consecutive);
+fewer than 2**31 positions. A key outside [0, row_counts[s]), both unsigned, ends the call: its
+position is returned, and the results are unusable, but the table can be used again. The result is a
+function of the arguments alone. The kernel cannot be split: a thread would need the ids that were
+assigned before its part. 50,000 keys take a third of a millisecond.
 """
 
 import numpy as np
@@ -44,7 +43,7 @@ def unique(
     row_counts: jit.Int64sIn,  # (segments,)
     table: jit.Int64Rows,  # (>= places, 2), see embstore.arithmetic.compiled
     place_count: jit.Int,  # a power of two, at least twice the positions
-    base: jit.Int,  # above all that previous calls on this table left in it
+    base: jit.Int,  # above all values that earlier calls left in the table
     unique_keys: jit.Int64s,  # (n,)
     inverse: jit.Int32s,  # (n,)
     id_bounds: jit.Int64s,  # (segments + 1,)

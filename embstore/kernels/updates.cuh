@@ -1,11 +1,13 @@
-// Rows that are updated: which ones, the gradient of each, and how a warp goes through them.
+// Rows that are updated: which rows, the gradient of each, and how a warp processes them.
 //
-// An update of rows that are all there is queued before the host knows what is wrong with it, as a
-// Call: it changes nothing if anything is wrong with any batch of its command, by their findings, and
-// touches the score of a row as it changes it. Of a key that occurs once the gradient is read again.
+// An update of rows that all have slots is queued, as a Call, before the host knows whether it is
+// valid. It changes nothing if the findings of any batch of its command are invalid. It also
+// touches the score of each row that it changes. The gradient of a key that occurs once is read
+// again.
 //
-// A group takes up to as many rows as it has lanes, each of which looks where one row and its gradient
-// are, and notes its update, all at the same time; then the rows are updated one after the other.
+// A group takes at most as many rows as it has lanes. Each lane finds the address of one row and
+// its gradient, and notes its update, all at the same time. Then the rows are updated one after the
+// other.
 
 #include "findings.cuh"
 #include "keys.cuh"
@@ -19,12 +21,12 @@
 #define DECAY 6
 #define KEPT 7
 
-// As GpuRows sends it, eight bytes each; the addresses of `gates` findings come after it. Zeros: all
-// is right, all sums are kept, and scores stay.
+// As GpuRows sends it, eight bytes per field; the addresses of `gates` findings follow it. All
+// zeros: the update is valid, all sums are kept, and scores do not change.
 struct Call {
-    int64 clock, counting;     // of touched; a clock of 0: scores stay
-    const int64* findings;     // (8,), of which the number of rows is read, or null
-    const int64* starts;       // (rows + 1,), or null: sums[i] is of row i
+    int64 clock, counting;     // see touched; a clock of 0: scores do not change
+    const int64* findings;     // (8,), from which the number of rows is read, or null
+    const int64* starts;       // (rows + 1,), or null: sums[i] is the sum of row i
     const int32* positions;    // (n,)
     const int64* of_segments;  // (5 * segments + 1,), see Occurrences
     int64 segments;
@@ -32,17 +34,17 @@ struct Call {
     int64 gates;
 };
 
-// Rows and what is applied to them, in shared memory, where no thread has to keep it.
+// Rows and the changes to them, in shared memory, so that no thread needs registers for them.
 struct Rows {
     const int64* slots;  // (count,), unique
     const int64* keys;   // (count,)
     const float* sums;   // see place_of_sum
-    int64 count;         // of those that are updated
+    int64 count;         // of rows that are updated
     int64 key_mask;      // see table_of
     Call call;
 };
 
-// All threads come here.
+// All threads must call it.
 __device__ __forceinline__ const Rows& rows_of(
     const int64* slots, const int64* keys, const int64 key_mask, const float* sums, int64 n,
     const int64* of_call) {
@@ -66,7 +68,8 @@ __device__ __forceinline__ const Rows& rows_of(
     return rows;
 }
 
-// Of a row: scale * (coefficient * at[d]), or of at[d] / coefficient. Of a sum both are 1.
+// The gradient of a row: scale * (coefficient * at[d]), or scale * (at[d] / coefficient). For a sum
+// both factors are 1.
 struct Gradient {
     const float* at;
     float coefficient, scale;
@@ -90,7 +93,7 @@ __device__ __forceinline__ Gradient gradient_of(const Rows& of, int64 i, int32 d
             __uint_as_float(static_cast<uint32>(call.scale)), at.form == DIVIDED};
 }
 
-// Elements as they were read become those of the gradient.
+// Turns values as they were read into the elements of the gradient.
 __device__ __forceinline__ void scale_elements(
     const Gradient& of, const int32 count, float* values) {
     UNROLLED(i, count) {
@@ -99,7 +102,7 @@ __device__ __forceinline__ void scale_elements(
     }
 }
 
-// Gradients with what weight decay adds to them, which is nothing where it is 0: not 0 * w.
+// Adds weight decay to gradients; if it is 0, nothing is added, not 0 * w.
 __device__ __forceinline__ void decay_gradients(
     float weight_decay, const int32 count, const float* weights, float* g) {
     UNROLLED(i, count) {
@@ -113,7 +116,7 @@ __device__ __forceinline__ void keep_weights(float kept, const int32 count, floa
     }
 }
 
-// The flag and the score of a row that is updated.
+// Sets the dirty flag and the score of a row that is updated.
 __device__ __forceinline__ void note_update(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot, const Call& call) {
     *dirty_of(slabs, slab_shift, stride, slot) = 1;
@@ -123,14 +126,14 @@ __device__ __forceinline__ void note_update(
     }
 }
 
-// Where a row, its gradient and the scalars of its table are; null weights: none.
+// The addresses of a row, its gradient and the scalars of its table; null weights: there is no row.
 struct Update {
     element* weights;
     const float* scalars;
     Gradient g;
 };
 
-// What another lane of the warp found; all lanes come here.
+// The Update of lane `lane` of the warp; all lanes must call it.
 __device__ __forceinline__ Update of_lane(const Update& own, int32 lane) {
     return {of_lane(own.weights, lane), of_lane(own.scalars, lane),
             {of_lane(own.g.at, lane), __shfl_sync(FULL_WARP, own.g.coefficient, lane),
@@ -138,8 +141,8 @@ __device__ __forceinline__ Update of_lane(const Update& own, int32 lane) {
              __shfl_sync(FULL_WARP, static_cast<int32>(own.g.is_divided), lane) != 0}};
 }
 
-// body(updates) for all rows, TOGETHER at a time, of each in all lanes of the group; null weights:
-// there is none.
+// Calls body(updates) for all rows, TOGETHER at a time, in all lanes of the group. An update with
+// null weights has no row.
 template <int32 TOGETHER, typename Body>
 __device__ __forceinline__ void for_rows(
     const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,

@@ -1,7 +1,7 @@
-"""Announcing steps: each is taken whole or not at all, in order, as far as there is room.
+"""Announcements of steps. A call announces all of its steps, in order, or none of them.
 
-A step that was announced with the same keys before is skipped: a rank may repeat an announcement.
-Threads of the planner plan announced steps at once.
+A step that the rank announced before with the same keys is skipped, so that a rank can repeat an
+announcement. The planner's threads begin to plan announced steps at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,17 +31,19 @@ class Announcing:
         self._planner = registry.planner
         self._finishing = finishing
         self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """Returns the bytes of keys that an owner's sessions may have announced together; None: the
-        bound of all sessions. A server sets it; called under the lock."""
+        """Function that returns the most bytes of keys that the sessions of an owner can have
+        announced together; None: only the bound of all sessions applies. A server sets the
+        function. It is called under the lock."""
 
     def take(self, command: c.Announce) -> Announced:
-        """Take the steps that a rank announces, or none of them.
+        """Announce the steps of a command, or none of them.
 
         Raises
         ------
-        InvalidArgumentError : not the next step, more than the session's lookahead_steps_max ahead,
-            keys that repeat or are out of range, a table that is not the session's.
-        CapacityError : more bytes of keys than may be announced.
+        InvalidArgumentError : a step is not the next one, or is more than the session's
+            lookahead_steps_max ahead; keys repeat or are out of range; a table is not the
+            session's.
+        CapacityError : the keys have more bytes than can be announced.
         """
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
@@ -77,7 +79,8 @@ class Announcing:
             return Announced(rank.announced, session.planned_step, is_held_back, at_work)
 
     def announced_bytes(self, owner: str | None = None) -> int:
-        """Return how many bytes of keys are announced, by the sessions of all or of one owner."""
+        """Return the bytes of the keys announced by the sessions of one owner; None: of all
+        owners."""
         with self._planner.lock:
             live = self._registry.sessions.values()
             return sum(one.key_bytes for one in live if owner is None or one.owner == owner)
@@ -99,7 +102,7 @@ class Announcing:
 
 
 def _share_of(session: Session, step: c.StepKeys, call_bytes_max: int) -> RankShare:
-    """Return a rank's share of an announced step, its keys checked and copied. Any thread."""
+    """Return a rank's share of an announced step, with checked and copied keys. Any thread."""
     where = f"session {session.name!r}: step {step.step}"
     tables = {part.table: session.table(part.table, where) for part in step.tables}
     size = 0

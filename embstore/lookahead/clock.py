@@ -1,8 +1,9 @@
-"""The clock of leases: it stands still while the process does not run.
+"""The clock of leases, which stands still while the process does not run.
 
-A server that was stopped (SIGSTOP, a virtual machine that is moved, a laptop that sleeps) has heard
-no renewal meanwhile, and must not take that for silence. So between two readings the clock moves on
-by `STEP_MAX_S` at most. The planner reads it at least twice as often while sessions are open.
+A server that was stopped (by SIGSTOP, the migration of a virtual machine, the sleep of a laptop)
+has received no renewals meanwhile, and must not take that for silent clients. Therefore the clock
+advances by at most `STEP_MAX_S` between two readings. While sessions are open, the planner reads it
+at least twice in this time.
 """
 
 import threading
@@ -10,8 +11,8 @@ from time import monotonic
 
 STEP_MAX_S, _STEP_MIN_S = 1.0, 0.05
 _STEPS = 4
-"""Ticks of a lease, at least: a stop then costs less of the lease than the two thirds that a
-trainer leaves, which renews it every third."""
+"""Clock steps in a lease. A stop of the process costs one step, a quarter of the lease; a trainer
+renews its lease every third of it, so that at least two thirds are left before the stop."""
 
 
 class Clock:
@@ -24,16 +25,16 @@ class Clock:
 
     @property
     def pause_s(self) -> float:
-        """Seconds for which it may go without being read."""
+        """Seconds after which the clock must be read again."""
         return self._step_s / 2
 
     def keeps(self, lease_s: float | None) -> None:
-        """Keep leases, the shortest of which lasts so long; None: there is none."""
+        """Set the duration of the shortest lease; None: no lease runs."""
         step_s = STEP_MAX_S if lease_s is None else lease_s / _STEPS
         self._step_s = max(min(step_s, STEP_MAX_S), _STEP_MIN_S)
 
     def now(self) -> float:
-        """Read it."""
+        """Read the clock."""
         with self._lock:
             at = monotonic()
             self._now += min(at - self._read_at, self._step_s)

@@ -1,13 +1,13 @@
-"""The end of a step: each rank sends its share, and with the last one the step is done.
+"""The end of a step: each rank sends its share, and the last share finishes the step.
 
-All ranks must send the same verb with the same options; ranks that contradict each other all get
-that error, and the step is open again, as it is when its update is refused. A rank may repeat its
-share, and replace it as long as the step is not being done. The outcome of a finished step is
-remembered for a while (`Session.outcomes`).
+All ranks must send the same command with the same options. If two ranks contradict each other, all
+ranks get that error, and the step is open again, as after an update that is refused. A rank can
+repeat its share, and can replace it until the step is being applied. The outcome of a finished step
+is remembered for a while (`Session.outcomes`).
 
-An update is one command, whose sum over ranks does not depend on the order of their arrival
-(docs/contract.md, rule 6). A release and a skip are commands too, because they move the session's
-position.
+An update is one command, whose sum over ranks does not depend on the order in which their shares
+arrive (docs/contract.md, rule 6). A release and a skip are commands too, because they advance the
+session's resume position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ _SENT = {"update": "an update", "release": "a release", "skip": "a skip"}
 
 
 class Finishing:
-    """Takes the shares by which ranks finish steps. Any thread; takes the engine."""
+    """Receives the shares by which ranks finish steps. Any thread; takes the engine."""
 
     def __init__(
         self, tables: Tables, registry: Registry, accessed: Callable[[Sequence[Share]], None]
@@ -60,7 +60,7 @@ class Finishing:
         self._accessed = accessed
 
     def send(self, command: Finish) -> StepOutcome:
-        """Take one rank's share, and do the step if it is the last."""
+        """Receive one rank's share, and finish the step if the share is the last."""
         number, update = command.step, command if isinstance(command, c.UpdateStep) else None
         verb = _VERBS[type(command)]
         options = Options(verb) if update is None else Options(verb, update.options)
@@ -87,9 +87,9 @@ class Finishing:
         return StepOutcome(self._planner, session, rank, number, attempt)
 
     def _take(self, session: Session, step: Step, rank: Rank, sent: Sent) -> bool:
-        """Keep a rank's share; say whether the step is to be done now. Under the lock."""
+        """Keep a rank's share; return whether the step must be applied now. Under the lock."""
         if step.attempt.is_applied or step.number <= session.last_step:
-            return False  # sent again: the first one's outcome holds
+            return False  # sent again: the outcome of the first share counts
         for other, before in step.sent.items():
             if other != rank.rank and before.options != sent.options:
                 error = InvalidArgumentError(
@@ -105,7 +105,7 @@ class Finishing:
         return step.attempt.is_applied
 
     def finish_sent(self, session: Session) -> None:
-        """Do the step whose turn it is, if it waited only for ranks that announce no more."""
+        """Finish the current step if it waited only for ranks that announce no more steps."""
         with self._planner.lock:
             step = session.steps.get(session.last_step + 1)
             if step is None or step.attempt.is_applied or not session.is_sent_by_all(step):
@@ -159,8 +159,8 @@ class Finishing:
         return outcome
 
     def _logged(self, session: Session, step: Step, options: Options) -> Any:
-        """Return the logged form of an update; LATER: its sums, once they are made; None: there is
-        no log."""
+        """Return an update as a command for the log; LATER: its sums are logged when they are
+        computed; None: there is no log."""
         if self._tables.frame.log is None:
             return None
         parts = [part for sent in step.sent.values() for part in sent.gradients.values()]
@@ -198,7 +198,7 @@ class Finishing:
 
 
 def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
-    """Return a command with the same effect on the tables as an update of a step."""
+    """Return a command with the same effect on the tables as the update of a step."""
     ranks = [
         tuple(
             c.TableGradients(
@@ -220,8 +220,11 @@ def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
 def _checked_gradients(
     session: Session, share: RankShare, command: c.UpdateStep, *, is_logged: bool
 ) -> Mapping[str, c.StepGradients | KeptSums]:
-    """Return gradients of some tables, in announced order. With several ranks they wait for the
-    other ranks', so the store owns them: as copies, or on a device as sums."""
+    """Return the checked gradients of some tables, in announced order.
+
+    With several ranks they wait for the gradients of the other ranks. The store then owns them, as
+    copies, or as sums on a device.
+    """
     given = {part.table: part for part in command.tables}
     unknown = sorted(command.options.learning_rates.keys() - session.tables.keys())
     if unknown:
@@ -243,7 +246,7 @@ def _checked_gradients(
         _check_positions(part, len(share.keys_of(part.table)))
     is_there, kept = any(is_on_device(p.gradients) for p in command.tables), None
     if is_there and session.facts.world_size == 1:
-        return given  # used at once, and looked at there
+        return given  # they are used at once, and checked there
     if is_there and share.parts[0].pool.device.is_queued:
         kept, may_be_refused = summed(share, given, to_host=is_logged)
         if not may_be_refused:
@@ -267,7 +270,8 @@ def _checked_gradients(
 
 
 def _kept(part: c.StepGradients, count: int) -> c.StepGradients:
-    """Return the gradients of a rank that wait for other ranks': one a key, owned by the store."""
+    """Return a rank's gradients, owned by the store and one per key, to wait for the other
+    ranks."""
     if part.inverse is not None:
         return summed_part(part, count)
     positions = None if part.positions is None else part.positions.copy()
@@ -290,7 +294,7 @@ def _on_host(table: TableState, share: RankShare, part: c.StepGradients) -> Rows
 
 
 def _described(options: Options) -> str:
-    """Return a description of a rank's share, for another one's error."""
+    """Return a description of a rank's share, for an error of another rank."""
     sent, how = _SENT[options.verb], options.update
     if options.verb != "update":
         return sent

@@ -1,33 +1,34 @@
-"""Foresight: rows needed farthest in the future leave first, as far as steps are announced.
+"""Foresight: among the rows of announced steps, the row needed farthest in the future leaves first.
 
-A row's next use is known from the moment its step is announced, long before it is planned; only
-keys have travelled by then. Therefore all rows in the cache that an announced step will use are
-scored by the first such step. The others leave before them, by the pool's policy. That is Belady's
-rule within the announced steps.
+A row's next use is known from the moment its step is announced, long before the step is planned,
+because only keys are needed for it. Therefore every row in the cache that an announced step will
+use gets a score that depends on the first such step. All other rows leave before these rows, by the
+pool's policy. This is Belady's rule within the announced steps.
 
-Rows are brought in ahead of their step's turn, and every choice made ahead knows less than one at
-the turn itself. Two limits keep it from costing reads:
+Rows are read ahead of their step's turn, and a choice that is made ahead of the turn knows less
+than a choice at the turn. Two limits keep such choices from costing reads:
 
-- Steps are planned as late as their rows can still be there in time (`Session.near_step`).
-- Ahead of its turn a step gets only the slots that it would get at its turn. By then the steps
-  before it are finished, and their rows could leave too. Where one of those is a better victim than
-  the rows that could leave now, the step waits: otherwise it would push out rows that are needed
-  sooner.
+- Steps are planned late, but early enough for their rows to arrive in time (`Session.near_step`).
+- A step that is planned ahead of its turn gets only the slots that it would get at its turn. By
+  then the steps before it are finished, and the rows of these steps can leave too. If one of these
+  rows is a better victim than the rows that can leave now, the step waits: otherwise it would evict
+  rows that are needed sooner.
 
-The second limit holds for announced uses. For rows without one the policy only guesses which are
-needed first; those that can leave now leave. (Under `rank` most rows of a step are of the lowest
-level, and waiting for them would bring nothing in ahead.) In the mode "window" a step ahead gets
-the slot of any row that is needed after it: more is hidden where reads are slow, and more is read.
+The second limit holds for announced uses. For rows without an announced use, the policy only
+guesses which rows are needed first, so the rows that can leave now do leave. (Under `rank` most
+rows of a step are of the lowest level; if steps waited for these rows, no row would be read ahead.)
+In the mode "window" a step that is planned ahead gets the slot of any row whose next use is after
+the step: this hides more where reads are slow, and reads more.
 
-Measured by simulation, 1.9 to 7.4 steps of slots, 16 announced, as multiples of what Belady's
-choice at each step's turn would read: 1.00 to 1.03 with up to four steps ahead, 1.00 to 1.06 under
-`rank`; without the second limit 1.18 where two steps hardly fit, and without the first 1.7 in a
-loop.
+Measured by simulation, with slots for 1.9 to 7.4 steps and 16 announced steps. The unit is the
+number of reads of Belady's choice at each step's turn: 1.00 to 1.03 with up to four steps ahead,
+1.00 to 1.06 under `rank`; 1.18 without the second limit where two steps hardly fit; 1.7 without the
+first limit in a loop.
 
-A pool that no row has ever left, and that has room for all announced rows or lacks none of them,
-ranks no rows: nothing is about to leave. Time is counted in finished steps of all sessions, so that
-ranks of theirs compare. A call that touches a foreseen row ends its foresight: the row is treated
-as any other that was just used, until its step ends.
+A pool does not rank rows while no row is about to leave: no row has ever left it, and it either has
+room for all announced rows or lacks none of them. Time is counted in finished steps of all
+sessions, so that the ranks of different sessions are comparable. A call that touches a foreseen row
+ends its foresight: until its step ends, the row is treated as any other row that was just used.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -47,21 +48,21 @@ Steps = NDArray[np.int64]
 
 
 class Foresight:
-    """The ranks of all sessions' rows. Engine thread, but `use`."""
+    """The ranks of all sessions' rows, by next use. Engine thread, except `use`."""
 
     def __init__(self, prefetch: Callable[[Pool], Prefetch]) -> None:
-        """Rank rows that a pool's prefetch finds, and will look for again."""
+        """Rank rows that are found by the pool's `Prefetch`, which `prefetch` returns."""
         self._prefetch = prefetch
         self._time = 0  # finished steps of all sessions
         self._asked: tuple[Any, ...] = ()
         self._answer = Use(0, 0)
 
     def close(self) -> None:
-        """Rank no more, and refer to nothing that plans."""
+        """Stop ranking, and drop the reference to the planner's objects."""
         self._prefetch = _closed
 
     def note(self, session: Session, step: Step) -> None:
-        """Rank the resident rows of an announced step that no unfinished step before it has."""
+        """Rank the resident rows of an announced step that no earlier unfinished step uses."""
         for part in step.parts:
             assert part.previous is not None, "it is noted"
             found = self._prefetch(part.pool).find(part.batch())
@@ -75,12 +76,12 @@ class Foresight:
             part.pool.scores.foresee(found.slots, ranks)
 
     def finish(self, session: Session, step: Step) -> None:
-        """Rank the rows of a finished step, whose pins are still there, by their next use."""
+        """Rank the rows of a finished step, whose pins still exist, by their next use."""
         self._time += 1
         with session.uses_lock:
             is_noted = step.is_noted
         if not is_noted:
-            return  # no rank has asked for it, and it was finished at once
+            return  # no rank has looked it up, and it was finished at once
         for part, next_uses in self._next_uses(session, step):
             if not (part.is_ranked or part.pool.counters.has_evicted):
                 continue
@@ -92,24 +93,25 @@ class Foresight:
             part.pool.scores.foresee(slots, np.where(next_uses > 0, ranks, NO_USE))
 
     def rank_again(self, session: Session, step: Step) -> None:
-        """Rank the rows of a step that loses its pins: those that came with it never were."""
+        """Rank the rows of a step that loses its pins; rows that were read for it have no rank."""
         for part in step.parts:
             if part.pins is not None:
                 ranks = np.full(part.key_count, self._rank(session, step.number))
                 part.pool.scores.foresee(part.pins.slots, ranks)
 
     def forget(self, parts: Iterable[Part]) -> None:
-        """Rank rows of a step that will not be done as touched now."""
+        """Score the rows of a step that will never be done as rows that were just touched."""
         for part in parts:
             slots, missing = part.pool.finder.locate(part.batch().unique_keys)
             if missing < len(slots):
                 part.pool.scores.foresee(slots, np.full(len(slots), NO_USE))
 
     def use(self, session: Session, step: Step, pool: Pool) -> Use:
-        """Return the rank of a step's rows in a pool, and which scores may leave for them now."""
+        """Return the rank of a step's rows in a pool, and the scores that can be evicted for them
+        now."""
         named = session.name, session.opened, id(pool)
         asked = *named, step.number, session.last_step, session.noted_step, self._time
-        if asked != self._asked:  # ranks have a part each, and ask the same
+        if asked != self._asked:  # the parts of several ranks ask the same
             self._asked, self._answer = asked, self._found_use(session, step, pool)
         return self._answer
 
@@ -122,8 +124,8 @@ class Foresight:
         return Use(rank, self._best_rank_before(session, step, pool))
 
     def _best_rank_before(self, session: Session, step: Step, pool: Pool) -> int:
-        """Return the lowest score that a row of the unfinished steps before a step can have at its
-        turn, if it is not the step's own; a row without an announced use has FORESEEN."""
+        """Return the lowest score that a row of the steps before can have at a step's turn, when
+        they are finished. The step's own rows do not count. A row without a next use: FORESEEN."""
         farthest = step.number
         for number in range(session.last_step + 1, step.number):
             before = session.steps.get(number)
@@ -150,5 +152,5 @@ def _closed(pool: Pool) -> Prefetch:
 
 
 def _score(rank: int) -> int:
-    """Return the lowest score of a rank."""
+    """Return the lowest score of a row with this rank."""
     return FORESEEN | rank << RANK_SHIFT

@@ -1,7 +1,7 @@
 """Handles of commands about a step, which wait for its rows or for the other ranks.
 
-A handle never waits itself. `poll` returns the state, from any thread, and raises the error of the
-wait; a waiting thread or event loop polls again when the planner has noted a change.
+A handle never blocks. `poll` returns its state, on any thread, and raises the error that ends the
+wait. A waiting thread or event loop polls again when the planner has notified it of a change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,24 +25,24 @@ _NONE = np.empty(0, np.uint32)
 
 
 class Readiness(IntEnum):
-    """The part of a step's rows that can be read."""
+    """The rows of a step that can be read."""
 
     WAIT = 0
     EARLY = 1
-    """Those that no unfinished earlier step has."""
+    """The rows that no earlier unfinished step uses."""
     READY = 2
-    """All."""
+    """All rows."""
 
 
 class StepHandle:
-    """A wait of one rank, and the time that it has waited for others."""
+    """A wait of one rank, and the time for which it has waited for the other ranks."""
 
     def __init__(self, planner: Planner, session: Session, rank: Rank, number: int) -> None:
         self._planner = planner
         self._session = session
         self._rank = rank
         self.number = number
-        self._since: float | None = None  # when the others began to be late
+        self._since: float | None = None  # when the other ranks began to be late
 
     @property
     def timeout_s(self) -> float:
@@ -51,7 +51,7 @@ class StepHandle:
 
     @property
     def left_s(self) -> float:
-        """Seconds after which to poll again, though nothing changes."""
+        """Seconds after which to poll again even if no change was notified."""
         often = self._session.lease_s / 3
         if self._since is None:
             return often
@@ -63,7 +63,7 @@ class StepHandle:
         self._rank.deadline = self._planner.clock.now() + self._session.lease_s
 
     def _check_others(self) -> None:
-        """End the session if others have kept this rank waiting for too long. Under the lock."""
+        """End the session if other ranks have kept this rank waiting too long. Under the lock."""
         session, now = self._session, self._planner.clock.now()
         if not session.missing(self.number, self._rank):
             self._since = None
@@ -76,8 +76,8 @@ class StepHandle:
 
 
 class StepLookup(StepHandle):
-    """The rows of one rank's share of a step, or of occurrences or bags of them. Reading takes the
-    engine."""
+    """The rows of one rank's share of a step, or the rows of its occurrences or bags. Reading takes
+    the engine."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class StepLookup(StepHandle):
         self._bags = bags
         self._share: RankShare = step.shares[rank.rank]
         self._early: dict[str, Positions] | None = None
-        self._given_at: int | None = None  # how many deletions there had been; None: none was given
+        self._given_at: int | None = None  # `_deletions` when early rows were read; None: not yet
         self._began = monotonic()
         self._has_stalled = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The rows of each table: (u, dim) in announced order; or (n, dim) of occurrences, (bags,
-        dim) of their bags.
+        """The shape of each table's rows: (u, dim) in announced order; with `bags`, (n, dim) for
+        occurrences, or (bags, dim) for bags.
 
         Raises
         ------
-        InvalidArgumentError : bags of a table that was not announced.
+        InvalidArgumentError : `bags` name a table that was not announced.
         """
         announced = self._share.shapes
         if self._bags is None:
@@ -125,12 +125,12 @@ class StepLookup(StepHandle):
         }
 
     def is_ready(self) -> bool:
-        """Say whether all rows can be read; see `poll`."""
+        """Return whether all rows can be read; see `poll`."""
         return self.poll() is Readiness.READY
 
     def read(self, out: Mapping[str, Rows | None] | Allocate | None = None) -> RowsRead | None:
-        """Return the rows. When READY; None: another call has taken the step's pins since `poll`
-        returned READY, and the caller has to wait for the rows again.
+        """Return the rows, after `poll` has returned READY. None: another call has taken the step's
+        pins since then, and the caller must wait for the rows again.
 
         Parameters
         ----------
@@ -160,12 +160,12 @@ class StepLookup(StepHandle):
         return RowsRead(tuple(TableRows(name, rows, None, t[name]) for name, rows in read.items()))
 
     def poll(self) -> Readiness:
-        """Say how much can be read now.
+        """Return which rows can be read now.
 
         Raises
         ------
         SessionExpiredError, RankFailedError : the session has ended.
-        InvalidArgumentError : the step has been finished meanwhile.
+        InvalidArgumentError : the step was finished meanwhile.
         """
         with self._planner.lock:
             self._session.check_live()
@@ -180,22 +180,25 @@ class StepLookup(StepHandle):
             return Readiness.READY if is_ready else Readiness.WAIT
 
     def _note_stall(self, is_ready: bool) -> None:
-        """Count a lookup whose turn had come before its rows."""
+        """Count a stall: a lookup whose step's turn has come before its rows."""
         if is_ready and self._has_stalled:
             waited_s = monotonic() - max(self._began, self._session.turn_since)
             self._session.count_stall(self.number, waited_s)
         self._has_stalled = not is_ready
 
     def early(self) -> dict[str, Positions]:
-        """Return the positions of each table whose rows are final; fixed from the first call on."""
+        """Return the positions of each table whose rows are final; the first call fixes them."""
         if self._early is None:
             with self._planner.lock:
                 self._early = self._share.final_positions(self._session.last_step)
         return self._early
 
     def late(self) -> dict[str, Positions] | None:
-        """Return the positions of each table that are left to be read. None: all, as no rows were
-        given early, or a member has deleted some since, of the same tables."""
+        """Return the positions of each table that are still to be read.
+
+        None: all rows are to be read, because none were read early, or because a member has since
+        deleted rows of the same tables.
+        """
         if self._early is None or self._given_at is None or self._given_at != self._deletions:
             return None
         late = {}
@@ -210,8 +213,11 @@ class StepLookup(StepHandle):
         return sum(self._session.tables[name].deletions for name in self._share.places)
 
     def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows | None:
-        """Return rows of some positions, or of all; early ones when EARLY, any when READY. None: as
-        of `read`; or `late` is no more what it was."""
+        """Return rows of some positions, or all rows: early positions once `poll` returns EARLY,
+        others once it returns READY.
+
+        None: as in `read`; or a deletion since has made the result of `late` invalid.
+        """
         are_early = self._are_early(positions)
         least = Readiness.EARLY if are_early else Readiness.READY
         shapes = {
@@ -237,9 +243,10 @@ class StepLookup(StepHandle):
         return positions is not None and positions is self._early
 
     def gather(self, positions: Mapping[str, Positions] | None, outs: Mapping[str, Rows]) -> None:
-        """Write rows to `outs`, by table (p, dim): of some positions, or of all. Inside a call.
+        """Write rows to `outs`, by table (p, dim): of some positions, or all rows. Inside a call.
 
-        Early positions may be gathered when poll() has said EARLY, any when it has said READY.
+        Early positions can be gathered once poll() has returned EARLY, others once it has returned
+        READY.
         """
         is_early = self._are_early(positions)
         shapes = self._share.shapes
@@ -260,7 +267,7 @@ class StepLookup(StepHandle):
         self._count(sum(counts.values()), missing, size, is_early=is_early)
 
     def _count(self, count: int, missing: int, size: int, *, is_early: bool) -> None:
-        """Count rows that were read, and their bytes; a lookup that is repeated counts once."""
+        """Count rows that were read, and their bytes. A repeated lookup is counted once."""
         counts = self._session.counts
         with self._planner.changed:
             if not is_early:
@@ -280,7 +287,7 @@ class StepLookup(StepHandle):
                 counts.late_bytes += size
 
     def _gather_occurrences(self, named: Sequence[StepBags], outs: Mapping[str, Rows]) -> None:
-        """Write rows of occurrences, or of bags of them, to `outs`. Inside a call."""
+        """Write the rows of occurrences, or the pooled rows of bags, to `outs`. Inside a call."""
         self._session.check_live()
         of_tables, missing = {part.table: part for part in named}, 0
         for part in self._share.parts:
@@ -294,7 +301,7 @@ class StepLookup(StepHandle):
     def _gather_part(
         self, part: Part, given: Sequence[StepBags | None], outs: Mapping[str, Rows]
     ) -> int:
-        """Write the rows of one pool, and return how many of them were missing."""
+        """Write the rows of one pool, and return the number of them that were missing."""
         inverses = [_NONE if one is None else one.inverse for one in given]
         named, device, dim = part.occurrences(inverses), part.pool.device, part.pool.layout.dim
         rows, slots, batch, missing = part.rows(count=True)
@@ -315,7 +322,7 @@ class StepLookup(StepHandle):
 
 
 class StepOutcome(StepHandle):
-    """The outcome of a step whose share a rank has sent."""
+    """The outcome of a step, for a rank that has sent its share."""
 
     def __init__(
         self, planner: Planner, session: Session, rank: Rank, number: int, attempt: Attempt
@@ -324,12 +331,13 @@ class StepOutcome(StepHandle):
         self._attempt = attempt
 
     def poll(self) -> AcknowledgedUpdate | None:
-        """Return the outcome of the step; None while ranks are missing.
+        """Return the outcome of the step; None: the shares of other ranks are still missing.
 
         Raises
         ------
         SessionExpiredError, RankFailedError : the session has ended.
-        Exception : the error that refused the step; it is open, for another try or a skip.
+        Exception : the error that refused the step. The step is open again, for another attempt or
+            a skip.
         """
         with self._planner.lock:
             if self._attempt.result is not None:

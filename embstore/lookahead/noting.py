@@ -1,8 +1,8 @@
-"""Noting: learning the rows that a step will use, as soon as every rank has announced it.
+"""Noting: the planner learns the rows of a step as soon as every rank has announced the step.
 
-A step that is noted knows which step before has each of its rows, and its rows in the cache are
-scored by it (foresight.py). Rows of an ended session get an ordinary score again, a step at a time.
-Jobs of the planner's thread.
+For each row of a noted step the planner knows the previous step that uses the row, and the step's
+rows in the cache are scored by the step (foresight.py). When a session ends, its steps' rows get
+ordinary scores again, one step at a time. All are jobs of the planner's thread.
 """
 
 import threading
@@ -28,7 +28,7 @@ class Noting:
         self._tables = tables
         self._foresight = foresight
         self._work = work
-        self._stale: list[Step] = []  # of sessions that have ended; their rows are foreseen
+        self._stale: list[Step] = []  # steps of ended sessions, whose rows are still foreseen
 
     def next(self, sessions: Iterable[Session]) -> Session | None:
         """Return the session whose next step to note is nearest to its turn. Under the lock."""
@@ -42,7 +42,7 @@ class Noting:
         return min(due, key=lambda session: session.noted_step - session.last_step, default=None)
 
     def note(self, session: Session) -> None:
-        """Note the next step of a session; nothing, if its trainer has finished it meanwhile."""
+        """Note the next step of a session, unless its trainer has finished the step meanwhile."""
         number = session.noted_step + 1
         step = session.steps.get(number)
         if step is None:
@@ -66,15 +66,15 @@ class Noting:
 
     @property
     def has_stale(self) -> bool:
-        """Whether rows are scored by steps that will not be done."""
+        """Whether rows are scored by steps that will never be done."""
         return bool(self._stale)
 
     def end(self, session: Session) -> None:
-        """Have the steps of a session that has ended forgotten. Engine thread."""
+        """Register the steps of an ended session for `forget`. Engine thread."""
         self._stale += [step for step in session.steps.values() if step.is_noted]
 
     def forget(self) -> None:
-        """Score the rows of such a step as others are."""
+        """Give the rows of one registered step ordinary scores again."""
         with self._tables.background():
             step = self._stale.pop()
             pools = [id(pool) for pool in self._tables.pools.values()]

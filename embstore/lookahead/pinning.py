@@ -1,16 +1,16 @@
-"""Pins of steps to come: a planned step's rows stay in the cache until it is finished.
+"""Pins of coming steps: the rows of a planned step stay in the cache until the step is finished.
 
-`embstore.cache.prefetch` brings a step's rows there; this module decides which steps' rows may
-stay.
+`embstore.cache.prefetch` reads a step's rows into the cache. This module decides which steps' rows
+are pinned there.
 
-**No room.** A step without room waits until another is finished (*held back*, which its session
-reports). It also waits where its rows would push out rows that are needed sooner than others become
-free. The step whose **turn** has come does not wait: it takes the pins of the steps whose turns are
-farthest, of any session, which are planned again later; if it still does not fit, it is done *in
-parts*, as any call that is larger than the cache.
+**No room.** A step without room waits until another step is finished; its session then reports
+*held back*. A step also waits if its rows would evict rows that are needed sooner than other rows
+that become free later. A step whose **turn** has come does not wait. It takes the pins of the
+steps, of any session, whose turns are farthest, and these steps are planned again later. If it
+still does not fit, it is done *in parts*, as any call that is larger than the cache.
 
-**Several owners.** Sessions of one owner (`tables.owners`) may pin their part of a pool's slots
-ahead of their turns; all owners have equal parts. A step whose turn has come may have more.
+**Several owners.** Ahead of their turns, the sessions of one owner (`tables.owners`) can pin only
+their part of a pool's slots; all owners have equal parts. A step whose turn has come can have more.
 """
 
 import threading
@@ -34,7 +34,8 @@ from embstore.tables.tables import Tables
 class Pinning:
     """Pins the steps of all live sessions of a store, and takes pins back. Engine thread.
 
-    `ended` are sessions whose pins are still to be given back. `notify` is called under the lock.
+    `ended` contains the sessions whose pins are still to be released. `notify` is called under the
+    lock.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Pinning:
         self.work = Work()
         self.foresight = Foresight(self.prefetch)
         self.releases = 0
-        """Grows whenever pins are released."""
+        """A number that grows whenever pins are released."""
         self._tables = tables
         self._sessions = sessions
         self._ended = ended
@@ -59,13 +60,14 @@ class Pinning:
     # Pools
 
     def close(self) -> None:
-        """Drop references that lead back here, so that no cycle keeps closed objects alive."""
+        """Drop references to the objects that refer to this one, so that no cycle keeps closed
+        objects alive."""
         self.foresight.close()
         self._notify = _nothing
 
     @property
     def prefetches(self) -> list[Prefetch]:
-        """Those of all pools that are planned in, as of now."""
+        """The prefetches of all pools in which steps are planned, as of now."""
         return list(self._prefetches.values())
 
     def prefetch(self, pool: Pool) -> Prefetch:
@@ -77,7 +79,7 @@ class Pinning:
         return prefetch
 
     def forget_pools(self) -> None:
-        """Let pools go that no session plans in any more."""
+        """Drop the references to pools that no session plans in any more."""
         used = {id(t.pool) for s in self._sessions.values() for t in s.tables.values()}
         for key, prefetch in list(self._prefetches.items()):
             if key not in used and not prefetch.pool.finder.arriving:
@@ -87,11 +89,12 @@ class Pinning:
     # Room
 
     def clear(self, session: Session, step: Step, before: list[Step]) -> None:
-        """Free slots for a step, piece by piece; its planning frees the rest.
+        """Free slots for a step, piece by piece, before it is planned; planning frees the rest.
 
-        Calls in between may take freed slots. Therefore no more are freed than the step needed at
-        first: it must not compete with calls. And none are freed for a step that its owner's share
-        keeps waiting, after the steps planned with it: rows of others would leave in vain.
+        Calls in between can take freed slots. Therefore the step gets no more slots freed than it
+        needed at first: it must not compete with calls. If the step, together with the steps
+        planned with it, exceeds its owner's share, no slots are freed: rows of other owners would
+        leave in vain.
         """
         for part in step.parts:
             left = self._ahead(session, step, partial(self._cleared, session, step, part, before))
@@ -99,7 +102,8 @@ class Pinning:
                 left = self._ahead(session, step, partial(self._evicted, part, left))
 
     def _ahead(self, session: Session, step: Step, work: Callable[[], int]) -> int:
-        """Do a piece of that, unless the step is done, or its session, whose pools may be gone."""
+        """Run a piece of `clear`, unless the step is done or its session has ended: then the pools
+        may be gone."""
         with self._tables.background():
             is_over = session.error is not None or step.number <= session.last_step
             return 0 if is_over or step.is_in_parts else work()
@@ -117,11 +121,11 @@ class Pinning:
         try:
             return self.prefetch(part.pool).evict(rows)
         except EmbstoreError:
-            return 0  # the step's planning will find the same
+            return 0  # the step's planning will raise the same error
 
     def _has_share(self, session: Session, step: Step, before: list[Step]) -> bool:
-        """Return whether an owner's part of each pool has room for the pins of a step, in addition
-        to the session's steps `before`, which may not be pinned yet."""
+        """Return whether the owner's part of each pool has room for the pins of a step and of the
+        session's steps `before` it, which may not be pinned yet."""
         with self._lock:
             live = list(self._sessions.values())
             for pool in {id(part.pool): part.pool for part in step.parts}.values():
@@ -141,7 +145,7 @@ class Pinning:
     def pin_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
         """Pin steps in their order, as far as there is room; return the rows to collect."""
         if session.planned_step + 1 < steps[0].number:
-            return []  # a step before them has lost its pins meanwhile, and comes first
+            return []  # an earlier step has lost its pins meanwhile, and is planned first
         self._tables.storage.begin_change()
         planned = []
         self._tables.arena.is_fixed = True  # no slab changes hands while steps are pinned
@@ -175,7 +179,7 @@ class Pinning:
         session.planned_step = max(session.planned_step, step.number)
 
     def _plan_step(self, session: Session, step: Step) -> bool:
-        """Pin a step's rows; say False if it must wait for room."""
+        """Pin a step's rows; return False if the step must wait for room."""
         is_turn = step.number == session.last_step + 1
         while not step.is_in_parts:
             has_share = is_turn or self._has_share(session, step, [])
@@ -195,7 +199,7 @@ class Pinning:
         return True
 
     def _pin(self, session: Session, step: Step) -> Pool | None:
-        """Pin all parts of a step, or none; return the pool that had no room."""
+        """Pin all parts of a step, or none; return the pool without room, or None."""
         try:
             for part in step.parts:
                 use = self.foresight.use(session, step, part.pool)
@@ -203,13 +207,13 @@ class Pinning:
                 if part.pins is None:
                     self.unpin(step)
                     return part.pool
-        except EmbstoreError:  # no room in the log, say: the step's own call will raise it
+        except EmbstoreError:  # no room in the log, for example: the step's own call will raise it
             self.unpin(step)
             self._do_in_parts(session, step)
         return None
 
     def _do_in_parts(self, session: Session, step: Step) -> None:
-        """Have a step done in parts, and count it: its trainer may finish it at once."""
+        """Mark a step to be done in parts, and count it. Its trainer can finish it at once."""
         with self._lock:
             was_in_parts = step.is_in_parts
             step.move(Event.DO_IN_PARTS)
@@ -218,7 +222,8 @@ class Pinning:
     # Taken back
 
     def _take_farthest(self, pool: Pool, step: Step) -> bool:
-        """Take the pins of the planned step farthest from its turn; False: there is none."""
+        """Take the pins of the planned step farthest from its turn; return False if no step has
+        pins."""
         with self._lock:
             planned = [
                 (other.number - session.last_step, session, other)
@@ -233,7 +238,7 @@ class Pinning:
         return True
 
     def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
-        """Take pins of a pool back; the steps that had them are planned again. Engine thread."""
+        """Take back pins of a pool; the steps that had them are planned again. Engine thread."""
         with self._lock:
             for session in [*self._sessions.values(), *self._ended]:
                 for step in list(session.steps.values()):
@@ -257,7 +262,7 @@ class Pinning:
             self._notify()
 
     def unpin(self, step: Step) -> None:
-        """Give back the pins of a step; its rows stay until they are victims."""
+        """Release the pins of a step; its rows stay until they are victims."""
         for part in step.parts:
             pins, part.pins = part.pins, None
             if pins is not None:
@@ -277,20 +282,21 @@ def _unpinned_parts(steps: list[Step], pool: Pool) -> Iterator[Part]:
 
 
 def _pins_max(pool: Pool) -> int:
-    """Return how many slots of a pool can be pinned, once it has those that it may have."""
+    """Return the most slots of a pool that can be pinned once the pool has grown to its full
+    size."""
     slots = pool.slots
     grown = slots.sizes.slots_max if slots.may_grow else slots.count
     return pool.pins.most * grown // max(slots.count, 1)
 
 
 def _new_rows(part: Part, session: Session) -> int:
-    """Return how many rows of a part no unfinished step before it has."""
+    """Return the number of rows of a part that no earlier unfinished step uses."""
     assert part.previous is not None, "a step is noted before it is planned"
     return int(np.count_nonzero(part.previous <= session.last_step))
 
 
 def _has_pins(step: Step, pins: PoolPins, pinned: PinnedSlots | None = None) -> bool:
-    """Return whether a step has pins in a pool, in some slots or in any."""
+    """Return whether a step has pins in a pool; `pinned`: pins in these slots."""
     own = [part for part in step.parts if part.pool.pins is pins and part.pins is not None]
     if pinned is None:
         return bool(own)

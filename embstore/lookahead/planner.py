@@ -1,18 +1,20 @@
 """The planner: a thread that prefetches the rows of announced steps into the cache.
 
-A step is **noted** as soon as every rank has announced it: the uses of its rows are known then
-(noting.py). Steps of a session are planned in order, when they are near enough and there is room
-for their pins (`embstore.cache.prefetch` defines planning; pinning.py decides which steps' rows may
-stay). The planner's thread notes, plans and inserts, for short whiles with the engine; collectors
-read in between, without it. So several steps are on their way at once:
+A step is **noted** as soon as every rank has announced it: from then on the uses of its rows are
+known (noting.py). The steps of a session are planned in order, when they are near enough and there
+is room for their pins (`embstore.cache.prefetch` defines planning; pinning.py decides which steps'
+rows are pinned). The planner's thread notes, plans and inserts in short slices with the engine.
+Collectors read rows in between, without the engine. So several steps are prefetched at the same
+time:
 
     engine       plan 5 | insert 3 | (calls) | plan 6 | insert 4 | (calls) ...
     collectors   read 4 ....... read 5 ........ read 6 ...
 
-**Manners.** At most `COLLECTIONS_MAX` collections are under way, victims leave a few at a time, and
-the planner lets calls that wait for the engine go first: look-ahead must not starve lookups without
-an announcement. Between the update of one step and the lookup of the next the trainer waits for the
-store, and computes afterwards; so the planner leaves the engine to it for a moment.
+**Manners.** At most `COLLECTIONS_MAX` collections run at a time, victims leave a few at a time, and
+the planner lets calls that wait for the engine go first: look-ahead must not starve lookups of
+steps that were not announced. Between the update of one step and the lookup of the next step the
+trainer waits for the store; after the lookup it computes. Therefore the planner leaves the engine
+to the trainer for a moment after each update.
 """
 
 import logging
@@ -39,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 COLLECTIONS_MAX = 4
 
 _LATE_S = 5.0
-"""A machine that is only busy is not as late."""
+"""A busy machine alone causes no delay of this length."""
 
 Job = Callable[[], None]
 
@@ -52,11 +54,12 @@ class Planner:
         self.changed = threading.Condition(self.lock)
         """Guards this planner and all sessions. Lock order: engine first."""
         self.watchers: list[Callable[[], None]] = []
-        self.ended: list[Session] = []  # have pins and holds to give back
+        self.ended: list[Session] = []  # sessions whose pins and tables are still to be released
         self.clock = Clock()
         """The clock of leases, and of all waits for ranks."""
         self.end_expired: Callable[[], float | None] = lambda: None
-        """Ends sessions whose lease has run out; returns after how many seconds to look again."""
+        """Function that ends sessions whose lease has run out, and returns the seconds until it
+        must be called again, or None."""
         self._tables = tables
         self._sessions = sessions
         self._collecting = 0
@@ -67,28 +70,28 @@ class Planner:
     # Life
 
     def start(self) -> None:
-        """Start the threads, if they have not been. Under the lock."""
+        """Start the threads, unless they run. Under the lock."""
         self._threads.start(self._run, self._collect)
 
     def stop(self) -> None:
-        """Begin no more work. `join` waits for work under way."""
+        """Begin no more work. `join` waits for running work."""
         if not self._threads.are_here:
-            return  # the lock may be its parent's too
+            return  # in a forked child, the lock may belong to the parent
         self._threads.stopping.set()
         with self.changed:
             self.notify()
 
     def join(self) -> None:
-        """Wait for the threads to end. Not on one of them, nor with the engine."""
+        """Wait for the threads to end. Must not be called by one of them, nor with the engine."""
         self._threads.join()
         self.end_expired = lambda: None  # no cycle keeps closed objects alive
         self._pinning.close()
 
     def notify(self) -> None:
-        """Say that something has changed. Under the lock."""
+        """Wake everyone who waits for a change. Under the lock."""
         self.changed.notify_all()
         for callback in self.watchers:
-            with suppress(RuntimeError):  # an event loop that has ended needs no more waking
+            with suppress(RuntimeError):  # an event loop that has ended needs no wake-up
                 callback()
 
     # The thread
@@ -97,17 +100,17 @@ class Planner:
         while (job := self._next_job()) is not None:
             try:
                 job()
-            except StoreClosedError as exc:  # closed, or failed for good
+            except StoreClosedError as exc:  # closed, or failed permanently
                 self._fail(exc)
                 break
-            except BaseException as exc:  # all waits get the error, or they would never end
+            except BaseException as exc:  # all waits get the error; otherwise they would never end
                 self._fail(exc)
 
     def _next_job(self) -> Job | None:
         with self.changed:
             while not self._threads.stopping.is_set():
                 until_next_look = self.end_expired()
-                # Before the look for due work: a pause may end meanwhile, without a notification.
+                # Before the search for due work: a pause can end meanwhile, without a notification.
                 pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
                 job = self._due()
                 if job is not None:
@@ -117,7 +120,7 @@ class Planner:
         return None
 
     def _wait(self, seconds: float | None) -> None:
-        """Wait for a change, at most so long; log it if it took far longer."""
+        """Wait for a change, at most this long; log a warning if the wait took far longer."""
         begun = monotonic()
         self.changed.wait(seconds)
         late_s = monotonic() - begun - (inf if seconds is None else seconds)
@@ -146,7 +149,7 @@ class Planner:
             work(session)
         except StoreClosedError:
             raise
-        except BaseException as exc:  # a mistake of ours in one session is no other's
+        except BaseException as exc:  # a programming error in one session must not end the others
             with self.changed:
                 self.end(session, _session_error(exc))
 
@@ -188,7 +191,7 @@ class Planner:
     # Plan
 
     def _next_to_plan(self) -> Session | None:
-        """Return the session whose next step is nearest to its turn."""
+        """Return the session whose next step to plan is nearest to its turn."""
         due = [s for s in self._sessions.values() if self._is_due(s)]
         return min(due, key=lambda s: s.planned_step - s.last_step, default=None)
 
@@ -210,7 +213,7 @@ class Planner:
         return is_turn or self._group_is_complete(session, number)
 
     def _is_near(self, session: Session, number: int) -> bool:
-        """Whether a step, or the group that it is of, is near enough to its turn."""
+        """Return whether a step, or the group that contains it, is near enough to its turn."""
         first = number - (number - 1) % session.mode.group
         return first <= session.near_step
 
@@ -246,7 +249,7 @@ class Planner:
     # Finished steps
 
     def retire(self, session: Session, step: Step) -> None:
-        """Take back the pins of a finished step. Engine thread."""
+        """Release the pins of a finished step. Engine thread."""
         try:
             with suppress(CapacityError):  # ranks are hints
                 self._pinning.foresight.finish(session, step)
@@ -264,7 +267,7 @@ class Planner:
             self.release_ended()
 
     def release_ended(self) -> None:
-        """The same. Engine thread."""
+        """Release the pins and tables of ended sessions. Engine thread."""
         if not self.ended:
             return
         self._tables.storage.begin_change()
@@ -282,13 +285,13 @@ class Planner:
                     table.sessions.discard(session.name)
                     table.writer = "" if table.writer == session.name else table.writer
             self._pinning.forget_pools()
-            self._pinning.releases += 1  # there are fewer owners, maybe
+            self._pinning.releases += 1  # there may be fewer owners now
             self.notify()
 
     # Looking
 
     def planning(self) -> Planning:
-        """Return the cost of planning, and the work under way. Under the lock."""
+        """Return the cost of planning, and the running work. Under the lock."""
         return Planning(self._pinning.work, self._collecting, list(self._tables.pools.values()))
 
 

@@ -1,9 +1,10 @@
-"""The gradients of one rank in the device's memory, until the other ranks' come.
+"""The gradients of one rank in the device's memory, until the gradients of the other ranks arrive.
 
-A caller may change its arrays when its call returns, and other ranks send theirs later. Therefore
-kernels sum a rank's gradients by key as they come (contract.md, rule 2), and the sums stay on the
-device: `embstore.tables.ranks` adds them in rank order, as the sum of one gradient is itself. They
-are copied to the host only for a command log, which records an update before it is made.
+A caller can change its arrays when its call returns, and other ranks send their gradients later.
+Therefore kernels sum a rank's gradients by key as soon as they arrive (contract.md, rule 2), and
+the sums stay on the device. `embstore.tables.ranks` later adds the sums in rank order; the sum of a
+single gradient is the gradient itself. The sums are copied to the host only for a command log,
+which records an update before it is applied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +25,13 @@ _ONE = np.float32(1.0)
 
 
 class _Given(NamedTuple):
-    """A rank's gradients of one table."""
+    """The gradients of one rank for one table."""
 
     table: TableState
     gradients: Gradients
-    keys: Keys  # that have a gradient, (u,) in announced order
-    ids: NDArray[np.int32] | None  # (n,), each gradient's key, by place; None: each has one
-    positions: Positions | None  # of `keys` among the announced ones; None: all
+    keys: Keys  # keys with a gradient, (u,) in announced order
+    ids: NDArray[np.int32] | None  # (n,), the index of each gradient's key; None: one per key
+    positions: Positions | None  # of `keys` among the announced keys; None: all announced keys
 
 
 class _Summing(NamedTuple):
@@ -45,17 +46,18 @@ class _Summing(NamedTuple):
 def summed(
     share: RankShare, given: Mapping[str, c.StepGradients], *, to_host: bool
 ) -> tuple[dict[str, KeptSums], bool]:
-    """Return a rank's summed gradients, by table, which wait for other ranks'; and whether rule 9
-    may refuse one of the sums. Engine thread; waits for the device once.
+    """Return a rank's gradients summed by key, to wait for the other ranks, by table; and whether
+    rule 9 may refuse one of the sums. Engine thread; waits for the device once.
 
     Parameters
     ----------
-    given : gradients of some tables, in memory of the host or of the device, whose work is queued
-    to_host : whether a log records them
+    given : gradients of some tables, on the host, or on the device, where work on them may be
+        queued
+    to_host : whether to copy the sums to the host, for a log
 
     Raises
     ------
-    InvalidArgumentError : gradients of another shape or dtype, or on another device.
+    InvalidArgumentError : gradients have another shape or dtype, or are on another device.
     """
     gradients = {own.table.name: own.gradients for own in share.gradient_shares(given)}
     parts: list[_Summing] = []
@@ -93,7 +95,7 @@ def _of_table(table: TableState, keys: Keys, sent: c.StepGradients, own: Gradien
 
 
 def _begun(part: Part, given: list[_Given]) -> _Summing:
-    """Queue the sums of one pool's tables."""
+    """Queue the summation of one pool's tables."""
     device = part.pool.device
     if len(given) == len(part.tables) and all(own.positions is None for own in given):
         keys = part.batch()
@@ -114,14 +116,14 @@ def _begun(part: Part, given: list[_Given]) -> _Summing:
 
 
 def _joined(ids: Sequence[NDArray[np.int32]], bounds: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the ids of tables, each counted from its own first key, as ids of one batch."""
+    """Return the ids of tables, counted from each table's first key, as ids of one batch."""
     return np.concatenate(
         [own + np.int32(first) for own, first in zip(ids, bounds, strict=False)], dtype=np.int32
     )
 
 
 def _kept(of: _Summing, on_host: NDArray[Any]) -> list[KeptSums]:
-    """Return the sums of one pool by table; `on_host` are all of them, or none."""
+    """Return the sums of one pool by table; `on_host` contains all of them, or is empty."""
     rows, low, kept = on_host.reshape(-1, of.part.pool.layout.dim), 0, []
     for own in of.given:
         high = low + len(own.keys)

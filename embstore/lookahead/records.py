@@ -1,20 +1,20 @@
 """Whole rows of steps, for a trainer that runs ahead of the store.
 
-In a session with waits="none" a trainer applies each step's update to its own rows at once, begins
-the next step, and sends the gradients meanwhile (`embstore_training.write_behind`). The
-differences:
+In a session with waits="none" a trainer applies each step's update to its own rows at once, and
+begins the next step while it sends the gradients (`embstore_training.write_behind`). Two commands
+differ in such a session:
 
-    ReadStep      weights and state of the positions that the trainer asks for, as soon as they are
-                  in the cache, also while steps are unfinished; the answer has the last finished
-                  step, so that the trainer knows which updates they have seen
-    UpdateStep    waits for its turn (`StepTurn`), where another session's would be refused; and is
-                  checked: the rows that its gradients were computed with are those of the store
+    ReadStep      returns weights and state of the positions that the trainer asks for, as soon as
+                  the rows are in the cache, even while earlier steps are unfinished; the answer
+                  has the last finished step, so that the trainer knows which updates they contain
+    UpdateStep    waits for its turn (`StepTurn`), while in another session it would be refused;
+                  and is checked: its gradients must be computed with the store's rows
 
 **The check** compares all rows that the rank has announced, before the update and before anything
 changes. Therefore gradients of wrong rows are never applied: the step is refused, its session ends,
-and the position stays behind the step before. Rejected: comparing the rows after the update, which
-finds a mistake of the arithmetic one step earlier, but finds one of memory only after the store has
-applied gradients that were computed from wrong rows.
+and the resume position stays at the step before. Rejected: comparing the rows after the update.
+That finds an error of the arithmetic one step earlier, but finds an error of memory only after the
+store has applied gradients that were computed from wrong rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,10 +36,10 @@ from embstore.tables.tables import Tables
 
 
 class StepTurn(StepHandle):
-    """The turn of a step to be finished."""
+    """The turn of a step that a trainer wants to finish."""
 
     def poll(self) -> bool | None:
-        """Return True when all steps before are finished, else None.
+        """Return True when all earlier steps are finished, else None.
 
         Raises
         ------
@@ -63,8 +63,8 @@ class StepReading(StepLookup):
         step: Step,
         wanted: Sequence[StepPositions],
     ) -> None:
-        """Raises InvalidArgumentError: the session is another kind; tables or positions that were
-        not announced."""
+        """Raises InvalidArgumentError if the session has another mode, or if tables or positions
+        were not announced."""
         super().__init__(tables, planner, session, rank, step)
         where = f"session {session.name!r}"
         if session.facts.waits != "none":
@@ -84,7 +84,7 @@ class StepReading(StepLookup):
 
     @property
     def reply_bytes(self) -> int:
-        """Bytes of the rows."""
+        """Bytes of the rows and their state."""
         return sum(
             VALUE_BYTES * len(p) * (table.dim + table.config.state_dim)
             for name, p in self._wanted.items()
@@ -92,7 +92,7 @@ class StepReading(StepLookup):
         )
 
     def check_bytes(self, most: int) -> None:
-        """Raise InvalidArgumentError, if the rows have more bytes than `most`."""
+        """Raise InvalidArgumentError if the rows have more bytes than `most`."""
         if self.reply_bytes > most:
             raise InvalidArgumentError(
                 f"session {self._session.name!r}: step {self.number}: expected rows and state of "
@@ -101,15 +101,15 @@ class StepReading(StepLookup):
             )
 
     def is_ready(self) -> bool:
-        """Say whether the rows can be read; see `poll`."""
+        """Return whether the rows can be read; see `poll`."""
         return self.poll() >= Readiness.EARLY
 
     def read(self, out: Any = None) -> Any:
-        """Return the rows, as `StepRecords`. When `is_ready`; None: as of `StepLookup.read`."""
+        """Return the rows as `StepRecords`, when `is_ready`; None: as in `StepLookup.read`."""
         with self._tables.reading():
             if not self.is_ready():
                 return None
-            last_step = self._session.last_step  # steps are finished with the engine
+            last_step = self._session.last_step  # steps are finished only with the engine
             found: dict[str, tuple[Rows, Rows]] = {}
             missing = 0
             for part in self._share.parts:
@@ -124,11 +124,11 @@ class StepReading(StepLookup):
 
 
 def check_rows(session: Session, step: Step) -> None:
-    """Check that ranks have computed with the store's rows. Engine thread, before an update.
+    """Check that all ranks have computed with the store's rows. Engine thread, before an update.
 
     Raises
     ------
-    ReplicaMismatchError : some have not.
+    ReplicaMismatchError : a rank has computed with other rows.
     """
     for rank, sent in sorted(step.sent.items()):
         if sent.rows_checksum is None:
@@ -151,8 +151,8 @@ def _records(share: RankShare) -> Iterator[tuple[Rows, Rows]]:
 
 
 def _read(part: Part, wanted: Sequence[Any], found: dict[str, tuple[Rows, Rows]]) -> int:
-    """Put weights and state of some positions of each table into `found`; return how many of all
-    rows were missing."""
+    """Put weights and state of some positions of each table into `found`; return the number of the
+    part's rows that were missing."""
     places = [positions + low for positions, low in zip(wanted, part.bounds, strict=False)]
     d_rows, d_slots, _, missing = part.rows(count=False)
     device = part.pool.device

@@ -1,15 +1,16 @@
-"""The members of sessions: names, ranks, leases, and the positions that outlive them.
+"""The members of sessions: names, ranks, leases, and the resume positions that outlive them.
 
-A name's **place** is its resume position, the number of its last finished step. It is part of every
-commit, so that a trainer finds its resume position after any crash. It is made with the first step.
-Beyond `tables.PLACES_MAX` names, the owner that has most loses the name that was at work longest
-ago (`tables.owners`).
+The **place** of a session's name is its resume position, the number of its last finished step. It
+is part of every commit, so that a trainer finds its resume position after any crash. It is created
+by the first step. Beyond `tables.PLACES_MAX` names, the owner with the most names loses the name
+that was used longest ago (`tables.owners`).
 
-A session ends for all its ranks at once: their next calls get the reason. The tables are free again
-as soon as the engine has taken the pins back. A rank that has declared that it has no more steps,
-and whose steps are finished, ends nothing by its silence, or with its process: it has left.
+A session ends for all its ranks at once: their next calls get the reason. Its tables are free again
+as soon as the engine has released its pins. A rank that has declared that it has no more steps, and
+whose steps are finished, has left the session: neither its silence nor the end of its process ends
+the session.
 
-Under the sessions' lock, except functions documented to take the engine.
+All functions run under the sessions' lock, except functions documented to take the engine.
 """
 
 from collections import OrderedDict
@@ -34,9 +35,9 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 SESSIONS_MAX = 256
-"""Open at a time."""
+"""The most sessions that are open at a time."""
 _ENDED_MAX = 4096
-"""Members of ended sessions for which the reason is kept."""
+"""The number of members of ended sessions for which the reason of the end is kept."""
 
 
 class Registry:
@@ -52,7 +53,7 @@ class Registry:
         self._ended: OrderedDict[str, EmbstoreError] = OrderedDict()  # by member: why it ended
 
     def open(self, facts: SessionFacts) -> SessionFacts:
-        """Open a session, or find it open with these options. Takes the engine."""
+        """Open a session, or return the open session with these options. Takes the engine."""
         with self._tables.reading():
             with self.planner.changed:
                 self.expire()
@@ -90,10 +91,10 @@ class Registry:
         return facts
 
     def _table_in_use(self, table: TableState) -> TableHeldError:
-        """Return the error that names the session which uses a table, and how long it may last."""
+        """Return the error that names the session which uses a table, and the time it can last."""
         name = min(table.sessions)
         session = self.sessions.get(name)
-        if session is None:  # it has ended, and its tables are free in a moment
+        if session is None:  # the session has ended, and its tables are free in a moment
             return TableHeldError(f"table {table.name!r} is in use by session {name!r}; try again")
         silent_s, left_s = session.silence_s
         return TableHeldError(
@@ -104,7 +105,7 @@ class Registry:
         )
 
     def join(self, name: str, rank: int, member: str) -> Membership:
-        """Take the place of a rank, or find that this member has it."""
+        """Make a member a rank of a session, or confirm that it is."""
         self.expire()
         session = self.sessions.get(name)
         if session is None:
@@ -125,7 +126,7 @@ class Registry:
         return membership
 
     def member(self, member: str) -> tuple[Session, Rank]:
-        """Return a live session and the rank, whose lease is renewed."""
+        """Return a member's live session and its rank, and renew the rank's lease."""
         if self.is_closed:
             raise StoreClosedError("the store is closed; open it again")
         found = self._members.get(member)
@@ -149,13 +150,13 @@ class Registry:
         return session, rank
 
     def used_by(self, member: str, process: int) -> None:
-        """Count a call of a member, if it has a session, for the process that made it."""
+        """Count a call of a member for the process that made it, if the member has a session."""
         _, rank = self._members.get(member, (None, None))
         if rank is not None:
             rank.calls[process] = rank.calls.get(process, 0) + 1
 
     def process_ended(self, process: int) -> None:
-        """End the sessions of ranks that a process has called for, and no other that lives."""
+        """End the sessions of ranks for which only this process made calls."""
         for session in list(self.sessions.values()):
             for rank in session.joined_ranks:
                 if rank.calls.pop(process, 0) <= 1 or rank.calls:
@@ -166,7 +167,7 @@ class Registry:
                     self._end(session, session.lost(rank, process))
 
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
-        """Return the facts of the session of a member, or of a name."""
+        """Return the facts of the session of a member, or of a session's name."""
         if member is None:
             session = self.sessions.get(name)
         else:
@@ -174,7 +175,7 @@ class Registry:
         return None if session is None else session.facts
 
     def close(self, member: str, *, forget: bool) -> None:
-        """Have a rank leave; the last one's leaving ends the session. Takes the engine."""
+        """Make a rank leave its session, which ends with its last rank. Takes the engine."""
         with self.planner.lock:
             found = self._members.get(member)
         if found is None or found[1].is_closed:
@@ -207,8 +208,8 @@ class Registry:
             self.planner.release_ended()
 
     def expire(self) -> float | None:
-        """End the sessions of ranks whose leases have run out; return after how many seconds to
-        look again, if there is any."""
+        """End the sessions of ranks whose leases have run out. Return the seconds until the next
+        check; None: no session is open."""
         clock = self.planner.clock
         now = clock.now()
         for session in list(self.sessions.values()):
@@ -225,7 +226,7 @@ class Registry:
         return min([clock.pause_s, *ends]) if live else None
 
     def _leave(self, session: Session, rank: Rank) -> None:
-        """Have a rank be in a session no more; the last one's leaving ends it."""
+        """Make a rank leave a session, which ends with its last rank."""
         rank.is_closed = True
         if session.error is None and all(r.is_closed for r in session.ranks.values()):
             message = f"session {session.name!r} was closed; open it again to go on"
@@ -250,8 +251,11 @@ class Registry:
 
 
 def _check_free(session: Session, taken: Rank) -> None:
-    """Refuse a rank that another client has. A rank that has left may come back, also behind its
-    last step; but not when all ranks have left, as it would find no session to begin anew."""
+    """Refuse a rank that another client has.
+
+    A rank that has left can return, even after its last step. It is refused when all ranks have
+    left, because it would find no session and begin a new one.
+    """
     if taken.is_done and not (taken.is_closed and session.ranks_at_work):
         raise TableHeldError(
             f"session {session.name!r}: rank {taken.rank} has ended its steps; open the session "

@@ -1,15 +1,16 @@
 """A session: a trainer's announced steps, in order, and the ranks that share them.
 
-A **name** has a place, the number of its last finished step, which lives as long as the store's
-commits. Opening the name makes it live: tables are held, ranks join, steps are announced, planned
-and finished. Its end (a close, an expired lease, a failed rank) releases its pins and tables, and
-keeps the place: a client that opens the name again resumes at the next step.
+The **name** of a session has a resume position, the number of its last finished step, which is part
+of the store's commits. Opening the name makes a live session: it occupies its tables, ranks join,
+and steps are announced, planned and finished. The session's end (a close, an expired lease, a
+failed rank) releases its pins and tables, and keeps the resume position: a client that opens the
+name again resumes at the next step.
 
-A *sync* session is the only writer of its tables. Then a row that no unfinished step before step n
-has is final for step n, however early it is read. A *shared* session admits other writers; none of
+A *sync* session is the only writer of its tables. A row that no unfinished step before step n uses
+is then final for step n, however early it is read. A *shared* session admits other writers; none of
 its rows is read early, and a step gets its rows as of its turn.
 
-Under the lock of the sessions.
+All under the lock of the sessions.
 """
 
 import threading
@@ -37,63 +38,64 @@ from embstore.tables.owners import owner_of
 from embstore.tables.state import TableState
 
 OUTCOMES_MAX = 1024
-"""Finished steps whose outcome is remembered."""
+"""The number of finished steps whose outcome is remembered."""
 
 JOIN_S = 30.0
-"""Seconds for which a session without a joined rank holds its tables, at most."""
+"""The most seconds for which a session without a joined rank occupies its tables."""
 
 _PAUSE_S = 2e-3
-"""A trainer that takes longer from one step to the next has something else to wait for."""
+"""A trainer that takes longer from one step to the next does not wait for the store alone."""
 
 _AHEAD_MAX = 4
-"""Rows are read for as many steps at once, at most (planner.py)."""
+"""The most steps for which rows are read at the same time (planner.py)."""
 _CALM_STEPS = 64
 
 _PAST = {"update": "updated", "release": "released", "skip": "skipped"}
 
 
 def same_error(error: EmbstoreError) -> EmbstoreError:
-    """Return an error like this one, for another caller: a trace belongs to one."""
+    """Return a copy of an error for another caller, because a traceback belongs to one caller."""
     return type(error)(*error.args)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of planning: steps together, and whether all announced steps are near."""
+    """The mode of planning: steps in a group, and whether all announced steps are near."""
 
     group: int
     is_deep: bool
 
     @classmethod
     def of(cls, planner: str) -> "Mode":
-        """Return the mode of a planner's name."""
+        """Return the mode for a planner's name, as "group:2"."""
         kind, group = check_planner(planner)
         return cls(group, is_deep=kind == "window")
 
 
 @dataclass(eq=False)
 class Rank:
-    """One rank's place."""
+    """One rank of a session."""
 
     rank: int
     member: str
-    deadline: float  # of the sessions' clock, when its lease runs out
+    deadline: float  # when its lease runs out, by the sessions' clock
     announced: int  # its last announced step
     is_closed: bool = False
-    is_done: bool = False  # it announces no more
-    calls: dict[int, int] = field(default_factory=dict)  # by process that made them; 0: unknown
+    is_done: bool = False  # it announces no more steps
+    calls: dict[int, int] = field(default_factory=dict)  # number by calling process; 0: unknown
     alone_since: float | None = (
-        None  # of the sessions' clock; it is done, and waits for absent ranks
+        None  # by the sessions' clock: since when it is done and waits for absent ranks
     )
 
     def has_given_all(self, last_step: int) -> bool:
-        """Whether others need it no more: it announces none, and its steps are finished."""
+        """Return whether the other ranks no longer need this rank: all its steps are finished, and
+        it announces no more."""
         return self.is_done and self.announced <= last_step
 
 
 @dataclass(eq=False)
 class Session:
-    """One opening of a name."""
+    """One opening of a session's name."""
 
     facts: SessionFacts
     tables: dict[str, TableState]
@@ -105,22 +107,22 @@ class Session:
     steps: dict[int, Step] = field(default_factory=dict)  # announced by a rank, and not finished
     ranks: dict[int, Rank] = field(default_factory=dict)
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
-    error: EmbstoreError | None = None  # why it ended
+    error: EmbstoreError | None = None  # why it ended; None: it is live
     uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
-    """The uses of row keys, for each kind of row keys apart: equal ones may name different rows."""
+    """The uses of row keys, by kind: equal row keys of two kinds name different rows."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
-    waited_s: float = 0.0  # in which planning waited for room, up to `waiting_since`
+    waited_s: float = 0.0  # seconds that planning waited for room, until `waiting_since`
     waiting_since: float | None = None  # monotonic seconds; the next step waits for room
-    waits_at: int = -1  # at which count of released pins it was tried in vain
-    opened: float = field(init=False)  # of the sessions' clock
+    waits_at: int = -1  # the count of released pins at which planning last failed for lack of room
+    opened: float = field(init=False)  # by the sessions' clock
     turn_since: float = 0.0  # monotonic seconds, when the turn of the next step came
     step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
-    is_forgotten: bool = False  # its place goes with it
+    is_forgotten: bool = False  # its resume position is deleted at its end
     _asked_step: int = 0
     _stalled_step: int = 0
     _ahead: int = 1
-    _calm_steps: int = 0  # finished since a lookup stalled, or since there was one step less ahead
+    _calm_steps: int = 0  # steps finished since the last stall, or since `_ahead` was reduced
 
     def __post_init__(self) -> None:
         self.noted_step = self.planned_step = self.last_step
@@ -128,51 +130,51 @@ class Session:
 
     @property
     def near_step(self) -> int:
-        """Steps up to this one are near enough to be planned: as few as bring rows in time, since a
-        later choice knows more (foresight.py); but all whose rows have been requested."""
+        """The last step to be planned now: no further ahead than is needed for rows to arrive in
+        time, since a later choice knows more (foresight.py), or as far as rows were requested."""
         ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
         return max(self.last_step + 1 + ahead, self._asked_step)
 
     def ask(self, number: int) -> None:
-        """Note that a rank asks for the rows of a step that is not near."""
+        """Note that a rank has requested the rows of a step that is not near."""
         self._asked_step = number
 
     def count_stall(self, number: int, seconds: float) -> None:
-        """Count a lookup that has waited for a step's rows: plan a step more ahead, for a while."""
+        """Count a lookup that waited for a step's rows; plan one more step ahead for a while."""
         self.counts.stall_s += seconds
         self.counts.stalls += 1
-        if number > self._stalled_step:  # once for all ranks
+        if number > self._stalled_step:  # only once for all ranks
             self._stalled_step = number
             self._ahead, self._calm_steps = min(self._ahead + 1, _AHEAD_MAX), 0
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The session's name."""
         return self.facts.name
 
     @property
     def owner(self) -> str:
-        """Its owner; "": none."""
+        """The session's owner; "": it has no owner."""
         return owner_of(self.name)
 
     @property
     def lease_s(self) -> float:
-        """Seconds that a rank may be silent."""
+        """Seconds for which a rank can be silent."""
         return self.facts.lease_ms / 1000
 
     def ranks_of(self, number: int) -> list[int]:
-        """Return the ranks that a step waits for: all but those whose last step was before."""
+        """Return the ranks that a step waits for: all but the ranks whose last step was earlier."""
         done = {r.rank for r in self.ranks.values() if r.is_done and r.announced < number}
         return [rank for rank in range(self.facts.world_size) if rank not in done]
 
     @property
     def ranks_at_work(self) -> int:
-        """Ranks that have not said that they announce no more."""
+        """The number of ranks that can still announce steps."""
         return self.facts.world_size - sum(rank.is_done for rank in self.ranks.values())
 
     def left_alone(self, rank: Rank, now: float) -> EmbstoreError | None:
-        """Return the error of a rank that is done and has waited too long for others that have
-        never joined, or have left with steps to come."""
+        """Return an error if a rank without further steps has waited too long for ranks that never
+        joined, or that left before their last step."""
         there = {r.rank for r in self.ranks.values() if r.is_done or not r.is_closed}
         missing = sorted(set(range(self.facts.world_size)) - there)
         if not missing:
@@ -189,7 +191,7 @@ class Session:
 
     @property
     def pause_s(self) -> float:
-        """For how long the next lookup is still to be expected any moment."""
+        """Seconds for which the next lookup is still expected at any moment."""
         return self.step_ended + _PAUSE_S - monotonic()
 
     @property
@@ -200,47 +202,47 @@ class Session:
 
     @property
     def rank_timeout_s(self) -> float:
-        """For how long ranks wait for one another."""
+        """Seconds for which ranks wait for one another."""
         return self.facts.rank_timeout_ms / 1000
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of the keys that are announced and not finished."""
+        """Bytes of the keys of steps that are announced and not finished."""
         return sum(8 * step.key_count for step in self.steps.values())
 
     @property
     def joined_ranks(self) -> list[Rank]:
-        """Ranks that have joined and not closed."""
+        """The ranks that have joined and not left."""
         return [rank for rank in self.ranks.values() if not rank.is_closed]
 
     @property
     def announced_step(self) -> int:
-        """Steps up to this one are announced by every rank that has joined, and may announce."""
+        """The last step that is announced by every joined rank which can still announce steps."""
         at_work = [rank.announced for rank in self.joined_ranks if not rank.is_done]
         return min(at_work, default=max(self.steps, default=self.last_step))
 
     @property
     def held_back_s(self) -> float:
-        """Seconds in which planning waited for room."""
+        """Seconds for which planning waited for room."""
         since = self.waiting_since
         return self.waited_s + (0.0 if since is None else monotonic() - since)
 
     def now(self) -> SessionFacts:
-        """Return its facts, with the last finished step."""
+        """Return the session's facts, with the last finished step."""
         return replace(self.facts, last_step=self.last_step)
 
     def join(self, rank: int, member: str) -> Membership:
-        """Make a client a rank; one that was this rank before resumes."""
+        """Make a client a rank; a client that was this rank before resumes its steps."""
         before = self.ranks.get(rank)
         announced = self.last_step if before is None else before.announced
-        is_done = before is not None and before.is_done  # of the same member, see the registry
+        is_done = before is not None and before.is_done  # the registry checked who joins again
         chosen, deadline = member or token_hex(16), self.clock.now() + self.lease_s
         self.ranks[rank] = Rank(rank, chosen, deadline, announced, is_done=is_done)
         others_ms = self.facts.rank_timeout_ms if self.facts.world_size > 1 else 0
         return Membership(chosen, self.name, rank, self.last_step, others_ms)
 
     def finished(self, step: Step, verb: Verb, outcome: AcknowledgedUpdate, now: float) -> None:
-        """Note that a step is done: it is the next one's turn."""
+        """Note that a step is finished, so that the turn of the next step has come."""
         self.last_step = step.number
         self.turn_since = self.step_ended = now
         self.noted_step = max(self.noted_step, step.number)
@@ -255,8 +257,7 @@ class Session:
             self.outcomes.popitem(last=False)
 
     def table(self, name: str, where: str = "") -> TableState:
-        """Return a table of the session, or raise InvalidArgumentError, which begins with
-        `where`."""
+        """Return a table of the session; an InvalidArgumentError begins with `where`."""
         table = self.tables.get(name)
         if table is None:
             where = where or f"session {self.name!r}"
@@ -266,21 +267,21 @@ class Session:
         return table
 
     def announced_by_all(self, number: int) -> bool:
-        """Whether every rank has announced the step."""
+        """Return whether every rank has announced the step."""
         step = self.steps.get(number)
         return step is not None and step.shares.keys() >= set(self.ranks_of(number))
 
     def is_sent_by_all(self, step: Step) -> bool:
-        """Whether every rank has sent its share."""
+        """Return whether every rank has sent its share."""
         return bool(step.sent) and step.sent.keys() >= set(self.ranks_of(step.number))
 
     def step(self, number: int, rank: Rank) -> Step:
-        """Return a step that this rank announced and that is not finished.
+        """Return a step that this rank has announced and that is not finished.
 
         Raises
         ------
-        InvalidArgumentError : it is finished.
-        StepNotFoundError : it was never announced, or is long finished.
+        InvalidArgumentError : the step is finished.
+        StepNotFoundError : the step was never announced, or was finished long ago.
         """
         if number in self.outcomes:
             verb = self.outcomes[number][0]
@@ -298,11 +299,11 @@ class Session:
         return step
 
     def remembered(self, number: int, verb: Verb) -> AcknowledgedUpdate | None:
-        """Return the outcome of a step that was finished so.
+        """Return the outcome of a step that was finished by `verb`; None: it is not remembered.
 
         Raises
         ------
-        InvalidArgumentError : it was finished otherwise.
+        InvalidArgumentError : the step was finished by another verb.
         """
         outcome = self.outcomes.get(number)
         if outcome is None:
@@ -315,12 +316,12 @@ class Session:
         return outcome[1]
 
     def check_live(self) -> None:
-        """Raise why the session ended, if it has."""
+        """Raise the error with which the session ended, if it has ended."""
         if self.error is not None:
             raise same_error(self.error)
 
     def check_may_put(self) -> None:
-        """Raise unless a member may set rows: it is the only writer, and nothing was sent early."""
+        """Raise unless members can set rows: the session is not shared, and no step is open."""
         if self.facts.shared:
             raise InvalidArgumentError(
                 f"session {self.name!r} is shared: write rows by Table.put_rows instead"
@@ -333,20 +334,20 @@ class Session:
 
     @property
     def deadlines(self) -> list[float]:
-        """The times at which leases run out, by the clock: the ranks' leases, or the opener's."""
+        """The ends of the ranks' leases; before a rank joins, the time by which one must join."""
         if not self.ranks:
             return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
 
     @property
     def silence_s(self) -> tuple[float, float]:
-        """For how long its most silent rank was not heard of, and may still be."""
+        """Seconds since the last call of the most silent rank, and until its lease runs out."""
         lease_s = self.lease_s if self.ranks else min(self.lease_s, JOIN_S)
         left_s = max(min(self.deadlines, default=0.0) - self.clock.now(), 0.0)
         return max(lease_s - left_s, 0.0), left_s
 
     def expired(self, now: float) -> EmbstoreError | None:
-        """Return the error of a lease that has run out, if one has."""
+        """Return the error of a lease that has run out; None: no lease has."""
         if not self.ranks and min(self.deadlines) < now:
             return SessionExpiredError(f"session {self.name!r}: no rank has joined it in time")
         ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
@@ -364,7 +365,7 @@ class Session:
         return kind(message)
 
     def stalled(self, number: int, waiting: Rank, since: float, now: float) -> EmbstoreError | None:
-        """Return the error if others have kept `waiting` from step `number` for too long."""
+        """Return the error if other ranks have kept `waiting` from step `number` for too long."""
         if now - since < self.rank_timeout_s:
             return None
         missing = self.missing(number, waiting)
@@ -382,11 +383,11 @@ class Session:
         )
 
     def missing(self, number: int, waiting: Rank) -> list[int]:
-        """Return the other ranks that `waiting` waits for, to get step `number` or to finish it."""
+        """Return the other ranks that `waiting` waits for to get step `number`, or to finish it."""
         turn = self.steps.get(self.last_step + 1)
         done_here = turn is None or turn.number == number or waiting.rank in turn.sent
         if not done_here:
-            return []  # the rank itself is at work on the step before
+            return []  # the rank itself has not finished the step before
         wanted = self.steps.get(number)
         late = {r for r in self.ranks_of(number) if wanted is None or r not in wanted.shares}
         if turn is not None and turn.sent:

@@ -1,9 +1,10 @@
-"""The look-ahead sessions of a store: the work of their commands.
+"""The look-ahead sessions of a store, with the implementation of their commands.
 
-A rank names itself by its **member**, which joining gave it. Steps are numbered one after the other
-from the session's place; a rank may repeat a message for a step, and gets the same answer. Commands
-that may have to wait (for a step's rows, for its other ranks) return a handle to poll, and `wait`
-waits for one; a rank that waits there keeps its lease.
+A rank identifies itself by its **member**, a secret from its `join`. Steps are numbered
+consecutively from the session's resume position. A rank can repeat a message for a step, and gets
+the same answer. A command that may have to wait (for a step's rows, or for the other ranks) returns
+a handle to poll. The functions `wait_...` block on a handle; a rank that waits there keeps its
+lease.
 
 Lock order: engine first, then the sessions' lock.
 """
@@ -32,7 +33,7 @@ class Sessions:
     """All sessions of one store. Any thread."""
 
     def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
-        """Have no session yet; `accessed` is called with the lookups of each finished step."""
+        """Begin with no open session; `accessed` gets the lookups of each finished step."""
         self._tables = tables
         self._registry = Registry(tables)
         self._planner = self._registry.planner
@@ -47,7 +48,7 @@ class Sessions:
         Raises
         ------
         TableNotFoundError, CapacityError : nothing has changed.
-        TableHeldError : the name is open with other options, or another session holds a table.
+        TableHeldError : the name is open with other options, or another session uses a table.
         """
         facts = SessionFacts(
             name=command.name,
@@ -64,37 +65,37 @@ class Sessions:
         return self._registry.open(facts)
 
     def join(self, command: c.JoinSession) -> Membership:
-        """Take the place of a rank. Never waits for the engine.
+        """Become a rank of a session. Never waits for the engine.
 
         Raises
         ------
         SessionExpiredError : no session of this name is open.
-        TableHeldError : the rank is taken, by a client whose lease has not run out.
+        TableHeldError : another client, whose lease has not run out, has the rank.
         InvalidArgumentError : the session has no such rank.
         """
         with self._planner.changed:
             return self._registry.join(command.name, command.rank, command.member)
 
     def renew(self, command: c.RenewLease) -> SessionFacts:
-        """Renew a rank's lease, as every other command of it does. Never waits for the engine."""
+        """Renew a rank's lease, as all its other commands do. Never waits for the engine."""
         with self._planner.lock:
             session, _ = self._registry.member(command.member)
             return session.now()
 
     def used_by(self, member: str, process: int) -> None:
-        """Note that a process of this host calls for a member; 0: one that cannot be known."""
+        """Note that a process of this host calls for a member; 0: the process is unknown."""
         with self._planner.lock:
             self._registry.used_by(member, process)
 
     def process_ended(self, process: int) -> None:
-        """End the sessions of members whose processes have ended, of which this is the last. A
-        process that has made one call ends none."""
+        """End the sessions of members whose calling processes have all ended, this process last. A
+        process that made only one call ends no session."""
         with self._planner.changed:
             self._registry.process_ended(process)
 
     def facts(self, *, member: str | None, name: str) -> SessionFacts | None:
-        """Return the session that has this member, or, without one, this name; None: there is none.
-        Renews no lease, and never waits for the engine."""
+        """Return the session of a member, or, if `member` is None, the session of this name; None:
+        there is no such session. Renews no lease, and never waits for the engine."""
         with self._planner.lock:
             return self._registry.facts(member, name)
 
@@ -104,23 +105,24 @@ class Sessions:
             return list(self._registry.sessions)
 
     def has(self, name: str, members: Iterable[str]) -> bool:
-        """Return whether one of these members is of the session of this name."""
+        """Return whether one of the members belongs to the session of this name."""
         with self._planner.lock:
             found = (self._registry.facts(member, "") for member in members)
             return any(facts is not None and facts.name == name for facts in found)
 
     def members_on(self, table: str) -> tuple[str, ...]:
-        """Return the members of the sessions that are open on a table."""
+        """Return the members of all open sessions that use a table."""
         with self._planner.lock:
             sessions = [s for s in self._registry.sessions.values() if table in s.tables]
             return tuple(rank.member for s in sessions for rank in s.ranks.values())
 
     def close(self, command: c.CloseSession) -> None:
-        """Leave a session; the last rank's leaving ends it. Closing twice is harmless."""
+        """Leave a session, which ends with its last rank. Closing twice is harmless."""
         self._registry.close(command.member, forget=command.forget)
 
     def end(self, name: str, by: str = "EndSession, which is for operators") -> None:
-        """End a session for all its ranks; its place stays. `by` is the reason in their errors.
+        """End a session for all its ranks and keep its resume position. `by` is named in their
+        errors.
 
         Raises
         ------
@@ -129,19 +131,20 @@ class Sessions:
         self._registry.end(name, by)
 
     def expire(self) -> None:
-        """End the sessions of ranks whose leases have run out, now and not in a while."""
+        """End the sessions of ranks whose leases have run out, at once and not at the next
+        check."""
         with self._planner.changed:
             self._registry.expire()
 
     # Steps
 
     def lookup(self, command: c.LookupStep | c.LookupStepPooled) -> StepLookup:
-        """Return the rows of an announced step, to be waited for. Never waits for the engine.
+        """Return a handle to wait for the rows of an announced step. Never waits for the engine.
 
         Raises
         ------
-        StepNotFoundError : it was not announced.
-        InvalidArgumentError : it is finished.
+        StepNotFoundError : the step was not announced.
+        InvalidArgumentError : the step is finished.
         """
         bags = getattr(command, "tables", None)
         with self._planner.lock:
@@ -150,7 +153,7 @@ class Sessions:
             return StepLookup(self._tables, self._planner, session, rank, step, bags)
 
     def _asked(self, session: Session, rank: Rank, number: int) -> Step:
-        """Return a step whose rows a rank asks for. Under the lock."""
+        """Return a step whose rows a rank requests. Under the lock."""
         step = session.step(number, rank)
         if number > session.near_step:
             session.ask(number)
@@ -158,12 +161,13 @@ class Sessions:
         return step
 
     def read(self, command: c.ReadStep) -> StepReading:
-        """Return whole rows of an announced step, to be waited for; as `lookup`, and
+        """Return a handle to wait for whole rows of an announced step.
 
         Raises
         ------
-        InvalidArgumentError : tables or positions that were not announced; the session's trainer
-            waits, and does not run ahead; more bytes of rows than a call may have.
+        StepNotFoundError : the step was not announced.
+        InvalidArgumentError : the step is finished; tables or positions were not announced; the
+            session's trainer does not run ahead; or the rows have more bytes than a call can have.
         """
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
@@ -174,8 +178,8 @@ class Sessions:
         return reading
 
     def turn(self, command: Finish) -> StepTurn | None:
-        """Return the handle to wait for before a step is finished; None: no wait. Never waits for
-        the engine."""
+        """Return the handle to wait for before a step is finished; None: no wait is needed. Never
+        waits for the engine."""
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
             if session.facts.waits != "none" or command.step <= session.last_step + 1:
@@ -183,19 +187,19 @@ class Sessions:
             return StepTurn(self._planner, session, rank, command.step)
 
     def finish(self, command: c.UpdateStep | c.ReleaseStep | c.SkipStep) -> StepOutcome:
-        """Take a rank's share to finish a step; the last rank's share finishes it.
+        """Receive a rank's share to finish a step; the last rank's share finishes the step.
 
         Raises
         ------
         StepNotFoundError : the step was not announced.
-        InvalidArgumentError : it is not its turn, or was finished otherwise; tables, shapes or
-            dtypes other than announced, options other than another rank's, a sum that is not
-            finite. The step is open, for another try or a skip.
+        InvalidArgumentError : the step's turn has not come, or it was finished by another command;
+            tables, shapes or dtypes differ from the announcement; options differ from another
+            rank's options; or a sum is not finite. The step is open, for another attempt or a skip.
         """
         return self._finishing.send(command)
 
     def check_may_put(self, member: str) -> Session:
-        """Return a member's session, which may set rows. Engine thread.
+        """Return a member's session if it can set rows. Engine thread.
 
         Raises
         ------
@@ -207,12 +211,12 @@ class Sessions:
             return session
 
     def check_may_delete(self, member: str, table: TableState) -> str:
-        """Return the name of a member's session, which may delete rows of a table: those that were
-        sent early are sent again (handles.py). Engine thread.
+        """Return the name of a member's session if it can delete rows of a table. Rows that were
+        sent early are sent again after the deletion (handles.py). Engine thread.
 
         Raises
         ------
-        InvalidArgumentError : the session has no such table; or its trainer runs ahead.
+        InvalidArgumentError : the session does not have the table, or its trainer runs ahead.
         """
         with self._planner.lock:
             session, _ = self._registry.member(member)
@@ -226,8 +230,8 @@ class Sessions:
         return session.name
 
     def check_may_set_rate(self, table: TableState) -> None:
-        """Raise unless a table may get another learning rate now: a trainer that runs ahead has
-        applied steps that are under way already, at the rate that there was."""
+        """Raise if a table's learning rate cannot be changed now: a trainer that runs ahead has
+        already applied updates, at the previous rate, for steps that are not finished here."""
         with self._planner.lock:
             session = self._registry.sessions.get(table.writer)
             if session is not None and session.facts.waits == "none":
@@ -243,14 +247,16 @@ class Sessions:
     # Waiting
 
     def wait_for_rows(self, lookup: StepLookup, out: Any, timeout_s: float | None) -> RowsRead:
-        """Return the rows of a step, when its turn has come. Others may take its pins between the
-        wait and the read: then it is waited for once more.
+        """Return the rows of a step, when its turn has come.
 
-        timeout_s : how long to wait for that; None: the session's rank_timeout_ms
+        Other calls can take the step's pins between the wait and the read; the function then waits
+        again.
+
+        timeout_s : longest wait in seconds; None: the session's rank_timeout_ms
 
         Raises
         ------
-        DeadlineError : earlier steps are not finished in time.
+        DeadlineError : earlier steps were not finished in time.
         """
         read = None
         while read is None:
@@ -259,14 +265,15 @@ class Sessions:
         return read
 
     def wait_for_turn(self, command: Finish, timeout_s: float | None) -> None:
-        """Wait until a step may be finished, in a session whose trainer runs ahead; as
-        `wait_for_rows`."""
+        """Wait until a step can be finished, in a session whose trainer runs ahead; timeout and
+        error as in `wait_for_rows`."""
         turn = self.turn(command)
         if turn is not None:
             self._wait(turn, turn.poll, timeout_s)
 
     def wait_for_ranks(self, outcome: StepOutcome, timeout_s: float | None) -> AcknowledgedUpdate:
-        """Return the outcome of a step, when it is finished; as `wait_for_rows`."""
+        """Return the outcome of a step when it is finished; timeout and error as in
+        `wait_for_rows`."""
         done: AcknowledgedUpdate = self._wait(outcome, outcome.poll, timeout_s)
         return done
 
@@ -293,8 +300,8 @@ class Sessions:
         return found
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after any progress, on any thread; it must not block. Returns the way to
-        end that."""
+        """Call `callback` after any progress, on any thread; it must not block. Return a function
+        that stops these calls."""
         with self._planner.lock:
             self._planner.watchers.append(callback)
 
@@ -314,12 +321,12 @@ class Sessions:
             return document(SessionsStats, LiveSessions(live, self._planner.planning()))
 
     def stop(self) -> None:
-        """End all waiting and planning; the store is about to close."""
+        """End all waits and all planning, before the store is closed."""
         self._registry.is_closed = True
         self._planner.stop()
 
     def join_threads(self) -> None:
-        """Wait for the planner's threads. Not with the engine."""
+        """Wait for the planner's threads to end. Must not be called with the engine."""
         self._planner.join()
 
 
@@ -337,4 +344,4 @@ HANDLERS: dict[Any, Callable[[Any, Any], Any]] = {
     c.ReleaseStep: Sessions.finish,
     c.SkipStep: Sessions.finish,
 }
-"""handler(sessions, command) of each command."""
+"""The handler of each command, handler(sessions, command)."""

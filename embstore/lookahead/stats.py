@@ -42,7 +42,7 @@ class SessionCounts:
 
 @dataclass
 class SessionStats:
-    """One live session. Counts are since it was opened."""
+    """The stats of one live session. Counts start when it is opened."""
 
     name: str = label("Name of the session.", label="session")
     tables: list[str] = texts("Tables that it may name.", lambda s: list(s.facts.tables))
@@ -77,7 +77,7 @@ class SessionStats:
 
 
 class Planning(NamedTuple):
-    """The planner's work under way."""
+    """The planner's running work, and what its stats are read from."""
 
     work: "Work"
     collecting: int
@@ -86,7 +86,7 @@ class Planning(NamedTuple):
 
 @dataclass
 class PlanningStats:
-    """The planning for all sessions. Counts are since the store was opened."""
+    """The stats of planning for all sessions. Counts start when the store is opened."""
 
     stage_seconds: dict[str, float] = counter(
         "Time that look-ahead spent.", lambda p: dict(p.work.seconds), label="stage"
@@ -113,7 +113,7 @@ class LiveSessions(NamedTuple):
 
 @dataclass
 class SessionsStats:
-    """Look-ahead sessions."""
+    """The stats of look-ahead sessions."""
 
     open: list[SessionStats] = part(
         "Live sessions.", lambda live: live.sessions, metric="session", label="sessions"

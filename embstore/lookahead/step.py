@@ -1,19 +1,19 @@
 """A step of a session: its ranks' announcements and shares, and its outcome.
 
-One `State` describes a step, and one table has the transitions:
+One `State` describes a step, and one table contains the transitions:
 
     ANNOUNCED -> NOTED       every rank has announced its keys; their uses are known
-    NOTED     -> PLANNED     its rows are pinned or on their way; *ready* when they have arrived
+    NOTED     -> PLANNED     its rows are pinned, or being read; *ready* when they have arrived
     PLANNED   -> NOTED       another step, whose turn is nearer, has taken its pins
     NOTED, PLANNED -> IN_PARTS   its rows do not fit: it is done as any call larger than the cache
     any       -> FINISHED    every rank has sent its gradients, released the step or skipped it
 
-A trainer may finish a step while the planner works on it, so a finished step has no transitions.
-Steps are finished in the order of their numbers.
+A trainer can finish a step while the planner works on it, so each event leaves a finished step
+finished. Steps are finished in the order of their numbers.
 
-A rank's share names tables; their keys are kept by pool, since a pool answers for all its tables in
-one probe, one gather and one apply. Ids of a share's keys in a pool are their places there:
-announced keys are unique.
+A rank's share names tables, but its keys are kept by pool, since a pool handles all its tables in
+one probe, one gather and one apply. The id of a key in a pool is its index among the share's keys
+there, because announced keys are unique.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """An event of a step's life."""
+    """An event in a step's life."""
 
     NOTE = auto()
     PLAN = auto()
@@ -80,25 +80,25 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 Verb = Literal["update", "release", "skip"]
 Positions = NDArray[np.int32]
-"""Positions of announced keys of one table."""
+"""Indices among the announced keys of one table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """Positions of a call in a part's keys: table after table, each the id of its key."""
+    """The occurrences of a call in one part, table after table, each as the id of its key."""
 
-    on_host: NDArray[np.int32]  # (n,), owned
-    ids: Array  # the same in the device's memory
+    on_host: NDArray[np.int32]  # (n,), owned by this object
+    ids: Array  # the same ids in the device's memory
     bounds: NDArray[np.int64]  # (tables + 1,)
     has_all: bool
     """Whether every key of the part occurs."""
 
     def of(self, batch: Batch) -> Batch:
-        """Return a batch of the part's keys with these positions."""
+        """Return a batch of the part's keys with these occurrences."""
         return replace(batch, inverse=self.ids, bounds=self.bounds, is_distinct=False)
 
     def of_table(self, batch: Batch, place: int) -> Batch:
-        """Return it with the positions of one of the part's tables alone."""
+        """Return such a batch with the occurrences of only one of the part's tables."""
         low, high = self.bounds[place : place + 2].tolist()
         bounds = np.array([0, high - low])
         return replace(batch, inverse=self.ids[low:high], bounds=bounds, is_distinct=False)
@@ -113,31 +113,31 @@ class Part:
     keys: list[Keys]
     pins: StepPins | None = None
     previous: NDArray[np.int64] | None = None
-    """(u,), of each key the last step before that has it, 0 for none; None: not yet noted."""
+    """For each key, (u,), the last earlier step that uses it, 0 for none; None: not yet noted."""
     is_ranked: bool = False
-    """Whether its rows that are in the cache were scored by their next use."""
+    """Whether its rows in the cache were scored by their next use."""
     _batch: Batch | None = None
     _occurrences: Occurrences | None = None
-    """The occurrences of the last call with some: an update usually has those of its lookup."""
+    """The occurrences of the last call that had some: an update usually has those of its lookup."""
 
     @property
     def bounds(self) -> NDArray[np.int64]:
-        """Where the ids of each table begin, and end."""
+        """Bounds of the ids of each table, (tables + 1,)."""
         return np.cumsum([0, *(len(keys) for keys in self.keys)])
 
     @property
     def key_count(self) -> int:
-        """Keys of all tables."""
+        """The number of keys of all tables."""
         return sum(map(len, self.keys))
 
     @property
     def row_keys(self) -> Keys:
-        """The row keys, by id."""
+        """The row keys, in the order of the ids."""
         pairs = zip(self.tables, self.keys, strict=True)
         return np.concatenate([table.row_keys(keys) for table, keys in pairs])
 
     def batch(self) -> Batch:
-        """Return the batch of all keys, by which the device works, as long as the step lasts."""
+        """Return the batch of all keys, in the device's form. It is made once per step."""
         if self._batch is None:
             named = zip(self.tables, self.keys, strict=True)
             segments = [table.segment(keys) for table, keys in named]
@@ -145,7 +145,8 @@ class Part:
         return self._batch
 
     def look(self) -> Batch:
-        """Return that batch for a call, its slots found, and synchronized."""
+        """Return that batch for a call, with its slots found, after synchronizing with the
+        device."""
         batch, finder = self.pool.device.keys.again(self.batch()), self.pool.finder
         pins = self.pins
         finder.look(batch, pins.slots if pins is not None and pins.have_arrived else None)
@@ -153,12 +154,12 @@ class Part:
         return batch
 
     def occurrences(self, inverses: Sequence[NDArray[Any]]) -> Occurrences:
-        """Return the occurrences of keys that `inverses` name: of each table (n,) integers of 32
-        bits, places among its keys.
+        """Return the occurrences given by `inverses`: for each table (n,) 32-bit integers, indices
+        among the table's keys.
 
         Raises
         ------
-        InvalidArgumentError : a place that no key has.
+        InvalidArgumentError : an index is not below the number of keys.
         """
         on_host = np.empty(sum(map(len, inverses)), np.int32)
         bounds = np.cumsum([0, *map(len, inverses)])
@@ -180,10 +181,10 @@ class Part:
         return kept
 
     def rows(self, *, count: bool) -> tuple[Array, Array, Batch, int]:
-        """Return rows, slots and the batch of all keys, by which they are read, and how many of the
-        rows were missing.
+        """Return rows, slots and the batch of all keys, by which the rows are read, and the number
+        of rows that were missing.
 
-        count : whether the lookup is counted in the pool's figures
+        count : whether the lookup is counted in the pool's stats
         """
         batch = self.look()
         missing = batch.found.missing
@@ -193,13 +194,13 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class KeptSums:
-    """One table's gradients of one rank, summed by key in the device's memory, where they wait for
-    the other ranks'."""
+    """The gradients of one rank for one table, summed by key in the device's memory, where they
+    wait for the other ranks."""
 
     table: str
     sums: Array  # (n, dim)
-    positions: Positions | None  # (n,) ascending, of the announced keys; None: all of them
-    gradients: Rows  # a copy of the sums on the host, where a log records them; else (0, dim)
+    positions: Positions | None  # (n,) ascending, among the announced keys; None: all of them
+    gradients: Rows  # a copy of the sums on the host, if a log records them; else (0, dim)
     inverse: ClassVar[None] = None
 
 
@@ -209,13 +210,14 @@ class RankShare:
 
     parts: list[Part]
     places: dict[str, tuple[int, int]]
-    """The place of each table, in announced order: its part, and its number in the part."""
+    """The location of each table, in announced order: the index of its part, and its index
+    there."""
     counted: set[bool] = field(default_factory=set)
-    """The lookups that the figures have counted: the early one, the other."""
+    """The lookups that are already in the stats: True for the early one, False for the late one."""
 
     @classmethod
     def of(cls, tables: Mapping[str, TableState], keys: Mapping[str, Keys]) -> "RankShare":
-        """Return the share of a rank that announces these keys, each array unique."""
+        """Return the share of a rank that announces these keys; each array is unique."""
         parts: dict[int, Part] = {}
         places = {}
         for name, named in keys.items():
@@ -228,11 +230,11 @@ class RankShare:
 
     @property
     def key_count(self) -> int:
-        """Keys of all tables."""
+        """The number of keys of all tables."""
         return sum(part.key_count for part in self.parts)
 
     def equals(self, other: "RankShare") -> bool:
-        """Whether it names the same tables and keys, in the same order."""
+        """Return whether both shares name the same tables and keys, in the same order."""
         return list(self.places) == list(other.places) and all(
             np.array_equal(self.keys_of(name), other.keys_of(name)) for name in self.places
         )
@@ -249,11 +251,11 @@ class RankShare:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The rows of each table, (u, dim)."""
+        """The shape of each table's rows, (u, dim)."""
         return {n: (len(self.keys_of(n)), self.table(n).dim) for n in self.places}
 
     def final_positions(self, last_step: int) -> dict[str, Positions]:
-        """Return whose rows no step after `last_step` and before this one has."""
+        """Return the positions whose rows no step after `last_step` and before this step uses."""
         positions = {}
         for name, (index, place) in self.places.items():
             part = self.parts[index]
@@ -267,7 +269,7 @@ class RankShare:
         self, shares: list[Share], gradients: Mapping[str, StepGradients | KeptSums]
     ) -> list[PoolBatch] | None:
         """Return the batch of each part, with its tables' shares; None: some keys have no gradient,
-        or one table has gradients of keys and another of occurrences."""
+        or one table has gradients of keys and another table has gradients of occurrences."""
         given = gradients.values()
         if len(given) < len(self.places) or any(part.positions is not None for part in given):
             return None
@@ -290,12 +292,12 @@ class RankShare:
         ]
 
     def accessed(self) -> list[Share]:
-        """Return which rows the share is about: each key once."""
+        """Return the rows that the share uses, as shares of tables, each key once."""
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
     def keys_with_gradients(self, part: StepGradients | KeptSums) -> Keys:
-        """Return the announced keys of a table that have gradients, repeated where they occur
-        again."""
+        """Return the announced keys of a table that have gradients; a key that occurs several times
+        is repeated."""
         keys = self.keys_of(part.table)
         chosen = part.positions if part.inverse is None else part.inverse
         return keys if chosen is None else keys[chosen]
@@ -338,17 +340,17 @@ class Sent:
 
 @dataclass(eq=False)
 class Attempt:
-    """One try to finish a step, shared by all that wait for it."""
+    """One attempt to finish a step, shared by all waits for its outcome."""
 
     result: AcknowledgedUpdate | None = None
     error: BaseException | None = None
     is_applied: bool = False
-    """Every rank has sent its share, and it is being applied, or has been."""
+    """Whether every rank has sent its share, so that the step is being applied, or was applied."""
 
 
 @dataclass(eq=False)
 class Step:
-    """One step. Under the lock of the sessions; its pins are the engine thread's."""
+    """One step. Under the lock of the sessions; only the engine thread uses its pins."""
 
     number: int
     shares: dict[int, RankShare] = field(default_factory=dict)  # by rank
@@ -359,24 +361,25 @@ class Step:
     is_noted: bool = False
     """Whether the uses of its keys are known."""
     inverse: dict[RowKeys, NDArray[np.int32]] = field(default_factory=dict)
-    """With several ranks: the id of each of their keys among the keys of the step."""
+    """With several ranks: the id of each key of each rank among the distinct keys of the step."""
 
     def move(self, event: Event) -> None:
-        """Go where an event leads. Under the lock; raises KeyError where it cannot happen."""
+        """Move to the state to which an event leads. Under the lock. Raises KeyError if the event
+        cannot occur in the present state."""
         self.state = TRANSITIONS[self.state][event]
 
     @property
     def is_planned(self) -> bool:
-        """Whether its rows are pinned or on their way."""
+        """Whether the step's rows are pinned or being read."""
         return self.state is State.PLANNED
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether its rows do not fit."""
+        """Whether the step's rows do not fit into the cache."""
         return self.state is State.IN_PARTS
 
     def refuse(self, error: BaseException) -> None:
-        """End all waits with the error, and open the step for another try."""
+        """End all waits with the error, and open the step for another attempt."""
         self.attempt.error = error
         self.attempt = Attempt()
         self.sent.clear()
@@ -387,11 +390,12 @@ class Step:
         return [part for rank in sorted(self.shares) for part in self.shares[rank].parts]
 
     def keys_in(self, pool: Pool) -> int:
-        """Return how many different keys of all ranks are in a pool."""
+        """Return the number of distinct keys of all ranks in a pool."""
         return self._keys_in[id(pool)]
 
     def note_keys(self) -> dict[RowKeys, Keys]:
-        """Return the row keys of all parts, by their kind, each once, and remember their parts."""
+        """Return the distinct row keys of all parts, by their kind, and remember each part's keys
+        among them."""
         named: dict[RowKeys, list[Keys]] = {}
         in_pools: dict[int, list[Keys]] = {}
         for part in self.parts:
@@ -410,7 +414,7 @@ class Step:
     def by_part(
         self, values: Mapping[RowKeys, NDArray[np.int64]]
     ) -> Iterator[tuple[Part, NDArray[np.int64]]]:
-        """Yield each part with the `values` of its keys, given by the row keys of `note_keys`."""
+        """Yield each part with the `values` of its keys, given for the row keys of `note_keys`."""
         given = {k: own[self.inverse[k]] if self.inverse else own for k, own in values.items()}
         low = dict.fromkeys(given, 0)
         for part in self.parts:
@@ -420,10 +424,10 @@ class Step:
 
     @property
     def key_count(self) -> int:
-        """Keys of all ranks."""
+        """The number of keys of all ranks."""
         return sum(share.key_count for share in self.shares.values())
 
     @property
     def is_ready(self) -> bool:
-        """Whether its rows are in the cache, and stay there."""
+        """Whether the step's rows have been read, and are pinned."""
         return self.is_planned and all(p.pins and p.pins.are_collected for p in self.parts)

@@ -1,8 +1,9 @@
-"""The threads of look-ahead: the planner's own, and collectors that read rows without the engine.
+"""The threads of look-ahead: the planner's thread, and collectors, which read rows.
 
-They are daemons, started with the first session. A thread that the interpreter's end cuts off
-inside a kernel takes the process with it, so then at the latest they are waited for. A forked child
-has none of them: they are its parent's.
+Collectors read without the engine, so that calls run meanwhile. All are daemon threads, started
+with the first session. A thread that is cut off inside a kernel at the interpreter's end crashes
+the process; therefore the threads are joined before that. A forked child has none of the threads:
+they belong to its parent.
 """
 
 import os
@@ -20,7 +21,8 @@ Queue = queue.SimpleQueue[Collection | None]
 
 
 class Threads:
-    """The threads of one planner. Only they refer to their functions, so no cycle outlives them."""
+    """The threads of one planner. Only the threads refer to their functions, so that no reference
+    cycle outlives them."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self.stopping = threading.Event()
@@ -31,12 +33,12 @@ class Threads:
 
     @property
     def are_here(self) -> bool:
-        """Whether this is the process that they belong to."""
+        """Whether this process started the threads, and is not a fork."""
         return self._ends[0] == os.getpid()
 
     def start(self, plan: Callable[[], None], collect: Callable[[Collection], None]) -> None:
-        """Start them, if they have not been: one runs `plan` until it returns, the others `collect`
-        for every collection that is put. Under the lock."""
+        """Start the threads, unless they run. One thread runs `plan` until it returns; the others
+        call `collect` for every collection that is put. Under the lock."""
         if self._threads or self.stopping.is_set():
             return
         jobs = {"lookahead": partial(self._run, plan)}
@@ -47,11 +49,12 @@ class Threads:
             thread.start()
 
     def put(self, collection: Collection) -> None:
-        """Have a collector read its rows."""
+        """Queue a collection, whose rows a collector will read."""
         self._collections.put(collection)
 
     def join(self) -> None:
-        """Stop, and wait for the threads to end. Not on one of them, nor with the engine."""
+        """Stop the threads, and wait for their end. Must not be called by one of them, nor with the
+        engine."""
         _end(*self._ends)
 
     def _run(self, plan: Callable[[], None]) -> None:

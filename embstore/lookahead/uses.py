@@ -1,24 +1,26 @@
 """The next use of each key of a session's steps.
 
-The planner evicts rows that are used farthest in the future (Belady's rule, over the announced
-window), and a step's late rows are the ones that the step before it has too. Both are questions
-about uses of one key in two steps that follow each other, so one table is enough: each key with its
-latest use, as (step, position in that step). A step that has the key again reads the previous use
-from it, notes the next use there, and takes its place.
+The planner evicts the rows that are used farthest in the future (Belady's rule, over the announced
+window). A step's late rows are the rows that the step before it uses too. Both questions concern
+the uses of one key in two consecutive steps that have it, so one table is enough. It contains each
+key with its latest use, as (step, position in that step). A later step with the same key reads the
+previous use from the entry, writes the next use to the previous step's array, and overwrites the
+entry.
 
-A step is **forgotten** when it is finished: its array of next uses goes at once, its entries in the
-table where another key needs the place, or when the table is half full. Then it is purged, and
-where that leaves fewer than 4 places a key, or more than 32, made anew with 4 to 8. Memory is
-therefore bounded by the keys of the window, for any length of the session.
+A step is **forgotten** when it is finished. Its array of next uses is freed at once. Its table
+entries are removed when another key needs their place, or when the table is half full. Then all
+forgotten entries are purged; if that leaves fewer than 4 places per key, or more than 32, the table
+is rebuilt with 4 to 8. Memory is therefore bounded by the keys of the window, for any length of the
+session.
 
     table[place] = (key, step << 28 | position), or (anything, 0): free
 
-says that the key at `position` of `step` has not been used again yet. It is a table of
-host/key_table.py, at most half full. Steps are from 1, so no entry has the value 0. The loop is not
-split: a millisecond does 50,000 keys.
+An entry records that the key at `position` of `step` has no known later use. The table is one of
+host/key_table.py, at most half full. Steps start at 1, so no entry has the value 0. The loop is not
+split into slices: it handles 50,000 keys in a millisecond.
 
-Rejected: a list of uses for each key (an allocation a key), and sorting the window's keys for each
-step (a hundred times the work where the window is deep).
+Rejected: a list of uses for each key (one allocation per key), and sorting the window's keys for
+each step (a hundred times the work for a deep window).
 """
 
 from itertools import takewhile
@@ -44,15 +46,15 @@ from embstore.host.key_table import carry, lower, new_table
 Steps = NDArray[np.int64]
 
 POSITION_BITS = 28
-"""Bits of an entry below the step: a step has fewer keys than 2**28."""
+"""Bits of an entry below the step number: a step has fewer than 2**28 keys."""
 _POSITION_MASK = np.int64((1 << POSITION_BITS) - 1)
 _NEXT = np.uint64(1)
 _AHEAD = 12
-"""Keys ahead for which the place is prefetched: a few memory latencies."""
+"""Distance in keys at which table places are prefetched: a few memory latencies."""
 _PLACES = 1 << 12
 _WINDOW = 16
 STEP_MAX = (1 << (63 - POSITION_BITS)) - 1
-"""The largest step that fits an entry: a step a millisecond for a year."""
+"""The largest step number that fits an entry: one step per millisecond for a year."""
 
 
 @kernel
@@ -61,16 +63,16 @@ def note(
     row_keys: Int64sIn,  # (u,), distinct
     step: Int,  # above all steps noted before
     forgotten: Int,
-    addresses: Int64sIn,  # (a power of two,), of next_uses of step s at s modulo its length
+    addresses: Int64sIn,  # (a power of two,), address of next_uses of step s at s modulo its length
     previous: Int64s,  # (u,)
 ) -> int:
-    """Point each key at this step; return how many free places were taken.
+    """Record this step as the latest use of each key; return the number of free places taken.
 
-        previous[i]                                        = the step that had the key last, or 0
-        next_uses of that step [its position of the key]   = this step
+        previous[i]                                       = the last earlier step with it, or 0
+        next_uses of that step [its position of the key]  = this step
 
-    A step up to `forgotten` is as good as none: its array is gone, and its entries are free to be
-    taken over, which puts off the next purge.
+    Steps up to `forgotten` do not count: their arrays are freed, and their entries can be
+    overwritten, which postpones the next purge.
     """
     start, mask = table.ctypes.data, np.uint64(table.shape[0] - 1)
     count, taken = row_keys.shape[0], 0
@@ -84,7 +86,7 @@ def note(
                 over, found_over = place, True
             place = (place + _NEXT) & mask
         entry = table[place, 1]
-        if entry == 0:  # The key has no entry further on either: now one may be taken over.
+        if entry == 0:  # The table has no entry of the key: a forgotten one can be overwritten.
             place = over if found_over else place
             taken += not found_over
         used = entry >> POSITION_BITS
@@ -102,37 +104,38 @@ def note(
 
 
 class Uses:
-    """The uses of every key in the steps of one session that are not forgotten.
+    """The uses of every key in the steps of one session, except forgotten steps.
 
-    One thread at a time. Steps are noted in ascending order, each once, with each key once.
+    One thread at a time. Steps are noted in ascending order, each step once; a step has each key
+    once.
     """
 
     def __init__(self) -> None:
         self._table = new_table(_PLACES)
         self._taken = 0  # places of the table that are not free
-        self._next_uses: dict[int, Steps] = {}  # of every step noted and not forgotten, ascending
-        self._addresses = np.zeros(_WINDOW, np.int64)  # of those arrays, step s at s % length
+        self._next_uses: dict[int, Steps] = {}  # by step that is noted and not forgotten, ascending
+        self._addresses = np.zeros(_WINDOW, np.int64)  # of these arrays, for step s at s % length
         self._newest = 0
         self._forgotten = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of host memory that the table and the arrays of next uses take."""
+        """Bytes of host memory of the table and of the arrays of next uses."""
         arrays = sum(next_uses.nbytes for next_uses in self._next_uses.values())
         return self._table.nbytes + self._addresses.nbytes + arrays
 
     def note(self, row_keys: Keys, step: int) -> Steps:
-        """Remember that `step` uses these keys; return the latest earlier step of each.
+        """Record that `step` uses these keys; return the latest earlier step of each key.
 
         Parameters
         ----------
         row_keys : (u,) int64, distinct, u < 2**28
-        step : above every step noted before, and not forgotten
+        step : number above every step noted before, and not forgotten
 
         Returns
         -------
-        previous : (u,) int64; 0 where no step that is not forgotten has the key. The next use of
-            the key in that step is known from now on.
+        previous : (u,) int64; 0 for a key that no step uses, forgotten steps excepted. For any
+            other key, the next use after that earlier step is now known: it is `step`
         """
         assert max(self._newest, self._forgotten) < step <= STEP_MAX, "steps are noted in order"
         assert len(row_keys) < 1 << POSITION_BITS, "a position has so many bits"
@@ -143,22 +146,24 @@ class Uses:
         return previous
 
     def next_uses(self, step: int) -> Steps:
-        """Return the first later step with each key of `step`, in the order they were noted in.
+        """Return the next use of each key of `step`: the first later step with the key.
 
-        Where no later step is known to have the key it is 0, and becomes that step when it is
-        noted: the array is the one that is written, so only read it. After `forget` it stays as it
-        is.
+        Keys are in the order in which they were passed to `note`.
+
+        The value is 0 while no later step is known to use the key. The array is not a copy: it is
+        updated when a later step is noted, so only read it. After `forget` it does not change any
+        more.
         """
         return self._next_uses[step]
 
     def forget(self, up_to_step: int) -> None:
-        """Drop the uses in every step up to this one. Idempotent."""
+        """Drop the uses in every step up to this step. Idempotent."""
         self._forgotten = max(self._forgotten, up_to_step)
         for step in list(takewhile(lambda step: step <= up_to_step, self._next_uses)):
             del self._next_uses[step]
 
     def _enter(self, step: int, next_uses: Steps) -> None:
-        """Keep the array that the next uses of a step's keys will be written to."""
+        """Keep the array to which the next uses of a step's keys will be written."""
         self._next_uses[step] = next_uses
         self._newest = step
         oldest = next(iter(self._next_uses))
@@ -172,7 +177,7 @@ class Uses:
             self._addresses[known % length] = address(array)
 
     def _make_room(self, count: int) -> None:
-        """Make places for `count` more keys, at most half of them taken."""
+        """Make room for `count` more keys in the table, with at most half of its places taken."""
         if 2 * (self._taken + count) <= len(self._table):
             return
         forgotten = (self._forgotten + 1 << POSITION_BITS) - 1

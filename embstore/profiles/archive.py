@@ -1,23 +1,26 @@
 """Files of profiles and hot sets: a JSON header and arrays of integers, in an .npz archive.
 
-Arrays are of unsigned integers, each of the narrowest kind that its values fit; a sparse key that
-is below 0 as int64 is its 64 bits. The same content makes the same bytes.
+Arrays contain unsigned integers, each array of the narrowest type that its values fit. A negative
+sparse key is stored by its 64 bits, as an unsigned number. The same content always makes the same
+bytes.
 
-**The content of a file is never trusted.** Nothing is unpickled, and the checksum of each array is
-read to its end. Before memory is taken, sizes are compared:
+**The content of a file is never trusted.** Nothing is unpickled, and each array is read to its end,
+so that its checksum is checked. Sizes are compared before memory is allocated:
 
-    directory    at most DIRECTORY_BYTES_MAX, found at the file's end before anything else is read
-    members      not compressed, each once, all together no longer than the file: members may
-                 overlap in it, and a MiB then has hundreds
-    header       at most HEADER_BYTES_MAX, since JSON becomes objects of up to 28 times its size,
-                 and no other thread runs meanwhile
-    arrays       exactly those that the header calls for, known before the first is read; then read
-                 and widened to int64 one at a time, on use
+    directory    at most DIRECTORY_BYTES_MAX; it is found at the file's end before anything else is
+                 read
+    members      not compressed, each once, and together no longer than the file: members could
+                 overlap in the file, and one MiB could then contain hundreds of MiB
+    header       at most HEADER_BYTES_MAX, because JSON becomes objects of up to 28 times its size,
+                 and no other thread runs while it is parsed
+    arrays       exactly the arrays that the header names, which is checked before the first is
+                 read; then they are read and widened to int64 one at a time, on use
 
-Therefore a file of n bytes takes the header's objects, one array as it is written, and at most 8 n
-bytes of widened arrays. No file is written whose header or directory would not be read again.
+Therefore reading a file of n bytes takes the objects of the header, one array in its stored form,
+and at most 8 n bytes of widened arrays. No file is written whose header or directory would be
+refused on reading.
 
-NumPy only: clients import this.
+Only NumPy is imported, because clients import this module.
 """
 
 import errno
@@ -46,28 +49,29 @@ if TYPE_CHECKING:  # it takes a while to import, and most clients read no profil
 _STORED = 0
 """zipfile.ZIP_STORED."""
 HEADER_BYTES_MAX = 4 << 20
-"""Names and figures of as many tables as a store may have, their names as long as they may be."""
+"""Bytes of the names and numbers of as many tables as a store may have, with the longest names."""
 DIRECTORY_BYTES_MAX = 4 << 20
-"""About 60 bytes of each member; a table has two."""
+"""About 60 bytes for each member; a table has two members."""
 
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _FRONT_BYTES, _FIXED_BYTES = 128, 10
-"""Bytes that NumPy writes before an array of one dimension or two; and the part of them before the
-description: eight bytes that name the format, two of the description's length."""
+"""Bytes that NumPy writes before an array of one or two dimensions; and the fixed part of them,
+which is eight bytes that name the format, and two bytes with the length of the description."""
 _FRONT = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"{'descr': '([<>|]u[1248])', 'fortran_order': False, "
     rb"'shape': \((\d{1,19}),(?: (\d{1,19}))?\), } *\n",
     re.DOTALL,
 )
-"""Read so, and not by NumPy: that calls the parser of Python, which in Python 3.11 fails now and
-then when two threads are in it (SystemError: AST constructor recursion depth mismatch)."""
+"""The description is parsed by this expression and not by NumPy. NumPy calls the parser of Python,
+which in Python 3.11 sometimes fails if two threads are in it (SystemError: AST constructor
+recursion depth mismatch)."""
 _REASON_CHARACTERS_MAX = 1000
 
 
 class Members:
-    """The arrays of a file, each read when it is taken."""
+    """The arrays of a file; each is read when it is taken."""
 
     def __init__(self, file: "zipfile.ZipFile", content_bytes: int) -> None:
         self._file = file
@@ -81,7 +85,7 @@ class Members:
         check(total <= content_bytes, f"{total} bytes of arrays", f"{content_bytes} bytes in all")
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise unless these arrays are left, and no others."""
+        """Raise unless exactly these arrays are left."""
         expected = {_filename(name) for name in names}
         missing = sorted(expected - self._members.keys())
         check(not missing, "an array", f"no {''.join(missing[:1])}")
@@ -89,7 +93,7 @@ class Members:
         check(not more, "no more in it", more[:1])
 
     def take_header(self) -> bytes:
-        """Read the header, as it is written. It is there no more."""
+        """Read the header as JSON text, and remove it from the members."""
         member = self._members[_filename("header")]
         size, most = member.file_size, HEADER_BYTES_MAX + _FRONT_BYTES
         check(size <= most, f"a header of at most {most} bytes", size)
@@ -98,9 +102,9 @@ class Members:
         return values.tobytes()
 
     def take(self, name: str) -> NDArray[np.int64]:
-        """Read an array; one of its values that is 2**63 or more becomes negative.
+        """Read an array, and remove it from the members.
 
-        It is there no more.
+        A value of 2**63 or more becomes negative.
         """
         return self._read(name).astype(np.int64)
 
@@ -130,11 +134,11 @@ class Archive:
         self._version = version
 
     def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the file. Its bytes depend on the arguments alone.
+        """Return the content of the file. It depends on the arguments alone.
 
         Raises
         ------
-        InvalidArgumentError : names and figures are too long, or tables too many.
+        InvalidArgumentError : names and numbers are too long, or there are too many tables.
         """
         whole = {"format": self.what, "version": self._version, **header}
         text = json.dumps(whole, allow_nan=False).encode()
@@ -157,8 +161,8 @@ class Archive:
 
         Raises
         ------
-        InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves some
-            of its header; the message names `what`.
+        InvalidArgumentError : `content` is no such file, or `unpack` raises an error, or it leaves
+            some of the header; the message names `what`.
         """
         import zipfile
 
@@ -172,8 +176,8 @@ class Archive:
             check(not header, "no more in it", [*header])
             return unpacked
         except MemoryError:
-            raise  # It may well be one.
-        except Exception as exc:  # zipfile, json and NumPy have a dozen for bytes that are foreign.
+            raise  # memory may really have run out
+        except Exception as exc:  # zipfile, json and NumPy raise a dozen types for foreign bytes
             reason = str(exc) if isinstance(exc, InvalidArgumentError) else repr(exc)
             raise InvalidArgumentError(
                 f"{what}: expected {self.what}, found another file, or a damaged one: "
@@ -188,16 +192,16 @@ class Archive:
 
 
 class Saved(Value):
-    """Base of the values that are kept in files."""
+    """Base class of the values that can be saved to files."""
 
     archive: ClassVar[Archive]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all: a previous file of the name stays until then.
+        """Write the file, whole or not at all; until then a previous file of that name stays.
 
         Raises
         ------
-        StorageError : the disk said no.
+        StorageError : the disk refused the write.
         """
         replace_file(path, self.to_bytes())
 
@@ -207,7 +211,7 @@ class Saved(Value):
 
         Raises
         ------
-        InvalidArgumentError : it cannot be read, or is of another kind; it is named.
+        InvalidArgumentError : the file cannot be read, or is of another kind; the error names it.
         """
         try:
             content = Path(path).read_bytes()
@@ -223,11 +227,11 @@ class Saved(Value):
 
     @classmethod
     def from_bytes(cls, content: bytes, what: str = "bytes") -> Self:
-        """Return the value that `to_bytes` or a file has; `what` names it in errors.
+        """Return the value whose `to_bytes` is `content`; `what` names the content in errors.
 
         Raises
         ------
-        InvalidArgumentError : it is of another kind.
+        InvalidArgumentError : the content is of another kind.
         """
         return cls.archive.read(content, what, cls._unpack)
 
@@ -244,10 +248,10 @@ def _filename(name: str) -> str:
 
 
 def _check_directory(content: bytes) -> None:
-    """Check how long a list of members the file's end announces.
+    """Check the length of the list of members that the file's end announces.
 
-    zipfile would make an object of half a KiB of each. It looks for the end in the same places, for
-    an archive without a comment, and takes the longer form of it where there is one.
+    zipfile would make an object of half a KiB for each member. This function looks for the end
+    where zipfile does, for an archive without a comment, and uses the longer form if there is one.
     """
     end = len(content) - _END.size
     check(end >= 0, "the end of an archive", f"{len(content)} bytes")
@@ -261,16 +265,16 @@ def _check_directory(content: bytes) -> None:
 
 
 def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
-    """Return integers in the narrowest unsigned kind that holds them all; int64 as their bits."""
+    """Return integers in the narrowest unsigned type that fits all; int64 values by their bits."""
     if values.dtype == np.int64:
         values = values.view(np.uint64)
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
 def why_not_replaced(path: str | os.PathLike[str]) -> str:
-    """Return why no file can be written to a path; "": one can, as far as may be seen before.
+    """Return why no file can be written to a path; "" if one can, as far as is known beforehand.
 
-    A device or a pipe must not become a file. For a symbolic link its target is checked.
+    A device or a pipe must not be replaced by a file. For a symbolic link its target is checked.
     """
     final = Path(os.path.realpath(path))
     try:
@@ -285,13 +289,13 @@ def why_not_replaced(path: str | os.PathLike[str]) -> str:
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file in the same directory, and rename it to `path` when it is on the disk.
+    """Write a file in the same directory, and rename it to `path` once it is on the disk.
 
-    Where `path` is a symbolic link, its target is replaced.
+    If `path` is a symbolic link, its target is replaced.
 
     Raises
     ------
-    StorageError : the disk said no, or `path` is no regular file; a previous file is unchanged.
+    StorageError : the disk refused, or `path` is no regular file; a previous file is unchanged.
     """
     if why := why_not_replaced(path):
         raise StorageError(
@@ -313,13 +317,13 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def keys_to_gaps(keys: Keys) -> NDArray[np.int64]:
-    """Return the first of ascending keys, and how far each is above the one before, as 64 bits."""
+    """Return the first of ascending keys, and then the difference of each key to the one before."""
     return np.diff(keys, prepend=np.int64(0))
 
 
 def gaps_to_keys(gaps: NDArray[np.int64]) -> Keys:
-    """Make gaps the keys of `keys_to_gaps` again, where they stand.
+    """Turn the result of `keys_to_gaps` back into keys, in place.
 
-    Too large a sum wraps round, and no longer ascends.
+    A sum that is too large wraps around, so that the keys no longer ascend.
     """
     return np.cumsum(gaps, out=gaps)

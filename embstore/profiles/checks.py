@@ -1,6 +1,6 @@
-"""Checks of profiles and hot sets: the same for a caller's values and for a file's.
+"""Checks of profiles and hot sets, for values of a caller and for values of a file alike.
 
-Each raises InvalidArgumentError with the expected and the found value.
+Each check raises InvalidArgumentError with the expected and the found value.
 """
 
 from typing import Any
@@ -15,31 +15,31 @@ INT64_MAX = (1 << 63) - 1
 
 
 def check(is_so: object, expected: str, found: object, where: str = "") -> None:
-    """Raise unless it is so."""
+    """Raise unless `is_so` is true."""
     if not is_so:
         raise InvalidArgumentError(f"{where}expected {expected}, found {found}")
 
 
 def check_name(name: object, what: str) -> None:
-    """Raise unless it is a name."""
+    """Raise unless `name` is a string that is not empty."""
     check(isinstance(name, str) and bool(name), f"{what} to have a name", repr(name))
 
 
 def check_names(names: Any, what: str, one: str) -> None:
-    """Raise unless it is a tuple of names."""
+    """Raise unless `names` is a tuple of names."""
     check(isinstance(names, tuple), f"{what} to be a tuple", type(names).__name__)
     for name in names:
         check_name(name, one)
 
 
 def check_int(value: object, what: str, *, low: int = 0, high: int = INT64_MAX) -> None:
-    """Raise unless it is an integer of a range."""
+    """Raise unless `value` is an integer from `low` to `high`."""
     is_so = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     check(is_so, f"{what} to be an integer from {low} to {high}", repr(value))
 
 
 def check_rate(rate: Any, what: str) -> None:
-    """Raise unless it is above 0 and at most 1."""
+    """Raise unless `rate` is above 0 and at most 1."""
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
     check(is_number and 0 < rate <= 1, f"{what} above 0 and at most 1", repr(rate))
 
@@ -52,7 +52,7 @@ def check_array(
     dtype: type[np.integer[Any]] = np.int64,
     ndim: int = 1,
 ) -> None:
-    """Raise unless it is an array of a dtype and `ndim` dimensions, of values >= `least`."""
+    """Raise unless `values` is an array of a dtype and `ndim` dimensions, with all >= `least`."""
     expected = f"{what} of dtype {np.dtype(dtype)} and {ndim} dimension(s)"
     if not isinstance(values, np.ndarray):
         raise InvalidArgumentError(f"expected {expected}, found {type(values).__name__}")
@@ -63,24 +63,24 @@ def check_array(
 
 
 def check_keys(keys: Any, what: str) -> None:
-    """Raise unless they are an array (n,) of int64, any of which may be a key of some table."""
+    """Raise unless `keys` is an array (n,) of int64 without -1, which is no key of any table."""
     check_array(keys, what)
     is_none = (keys == EMPTY_KEY).any()
     check(not is_none, f"{what} that are not -1 (2**64 - 1), which is no key", "it")
 
 
 def check_lengths(what: str, **arrays: NDArray[Any]) -> None:
-    """Raise unless all have one length."""
+    """Raise unless all arrays have the same length."""
     lengths = {name: len(values) for name, values in arrays.items()}
     check(len(set(lengths.values())) == 1, f"{what}: arrays of one length", lengths)
 
 
 def check_below(values: NDArray[Any], bound: int, what: str) -> None:
-    """Raise if a value is not below the bound."""
+    """Raise unless all values are below `bound`."""
     if values.size:
         check(values.max() < bound, f"{what} below {bound}", values.max())
 
 
 def ascends(keys: Keys) -> bool:
-    """Say whether keys ascend as int64, none twice."""
+    """Return whether keys ascend as int64, without repeats."""
     return bool((keys[1:] > keys[:-1]).all())

@@ -1,22 +1,24 @@
-"""Hot sets: the rows that are worth keeping at hand, chosen under a budget over all tables.
+"""Hot sets: the rows that are worth pinning or copying, chosen over all tables under a budget.
 
-A row is **hot** when its profiled count reaches a threshold, one for all tables: no cold row was
-used more often than a hot one, over all tables. The threshold is the lowest whose rows fit the
-budget. Rows of equal count go together; a part of them, the lowest keys say, would be hot by the
-accident of their numbers, and another part after the next sample. Therefore a budget is hardly ever
-used to the last byte, and a profile with equal counts may leave no row hot.
+A row is **hot** if its profiled count reaches a threshold. The threshold is the same for all
+tables, so that no cold row of any table was used more often than a hot row. It is the lowest
+threshold whose rows fit the budget. Rows of equal count are either all hot or all cold. Choosing a
+part of them, for example the lowest keys, would make rows hot by the accident of their numbers, and
+another part after the next sample. Therefore a budget is rarely used to the last byte, and if all
+counts of a profile are equal, no row may be hot.
 
-**Small tables**, of at most 1/256 of the budget, are whole: a sample is hot when all of its ids
-are, and one cold id, of a table of three rows, would make it cold. Together they take at most half
-of the budget, the smallest first; the threshold applies to any others, as to large ones.
+**Small tables**, of at most 1/256 of the budget, are hot as a whole. The reason is that a sample is
+hot only if all of its ids are hot: one cold id of a table of three rows would make it cold. Small
+tables together take at most half of the budget, the smallest first; to other small tables the
+threshold applies as to large ones.
 
-FAE (Adnan et al., VLDB 2022) tries thresholds, and estimates the rows above each from random
-chunks of the tables. A profile has the counts, so the rows above every threshold are known. A
-profile of a sample works as well: the threshold is in sampled accesses then. FAE's code keeps the
-numbers of hot rows as float32, which cannot distinguish 16,777,217 from its predecessor; here they
-are int64 from the profile to the file.
+FAE (Adnan et al., VLDB 2022) tries several thresholds, and estimates the rows above each from
+random chunks of the tables. A profile contains the counts, so the rows above every threshold are
+known. A profile of a sample can be used as well; the threshold is then in sampled accesses. FAE's
+code stores the numbers of hot rows as float32, which cannot distinguish 16,777,217 from its
+predecessor; here these numbers are int64 from the profile to the file.
 
-NumPy only: clients import this.
+Only NumPy is imported, because clients import this module.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,9 +40,9 @@ from embstore.values import same
 ROW_BYTES_MAX = VALUE_BYTES * (
     DIM_MAX + max(kind.state_dim(DIM_MAX) for kind in OPTIMIZERS.values())
 )
-"""Bytes of the widest row that a table may have."""
+"""Bytes of the widest row that a table can have."""
 SMALL_TABLE_SHARE = 256
-"""A table of at most so small a part of the budget is hot as a whole."""
+"""A table is hot as a whole if it takes at most the budget divided by this."""
 _SMALL_TABLES_SHARE = 2
 
 
@@ -55,14 +57,15 @@ class HotSet(Saved):
 
     archive = Archive("an embstore hot set", 1)
     tables: dict[str, Keys]
-    """Hot keys by table name: (k,) int64, ascending and unique, none -1; k may be 0. Sparse keys of
-    2**63 or more are below 0, and so the first."""
+    """Hot keys by table name: (k,) int64, ascending and unique, without -1; k may be 0. Sparse keys
+    of 2**63 or more are negative, and therefore first."""
     version: int = 1
-    """>= 1. Of two sets of one store the later has the larger one."""
+    """>= 1. A later set of the same store has a larger version."""
     threshold: int = 0
-    """Accesses in the profile from which on a row was hot; 0: it was chosen in another way."""
+    """The number of accesses in the profile from which on a row is hot; 0: the rows were chosen in
+    another way."""
     bytes: int = 0
-    """That the rows take; 0: unknown."""
+    """Bytes that the rows take; 0: unknown."""
 
     def __post_init__(self) -> None:
         is_dict, found = isinstance(self.tables, dict), type(self.tables).__name__
@@ -75,15 +78,16 @@ class HotSet(Saved):
 
     @classmethod
     def of(cls, given: "HotSet | Mapping[str, ArrayLike]") -> "HotSet":
-        """Return a hot set as it is, or make one, of version 1, of keys by table.
+        """Return a given hot set unchanged, or make a hot set of version 1 from keys by table.
 
         Parameters
         ----------
-        given : a hot set; or by table, (k,) integers, a list say, in any order, repeated or not
+        given : a hot set; or a mapping from each table's name to its hot keys, (k,) integers, for
+            example a list, in any order, repeats allowed
 
         Raises
         ------
-        InvalidArgumentError : it is neither, or a key is -1, which is 2**64 - 1, too.
+        InvalidArgumentError : it is neither, or a key is -1, which is also 2**64 - 1.
         """
         if isinstance(given, HotSet):
             return given
@@ -92,7 +96,7 @@ class HotSet(Saved):
         return cls({name: np.unique(as_keys(keys, name)) for name, keys in given.items()})
 
     def check_replaces(self, pinned: "HotSet") -> None:
-        """Refuse to be pinned in place of another one that is no older, and is not this one."""
+        """Raise InvalidArgumentError unless this set is newer than, or equal to, the pinned set."""
         is_same = self.version == pinned.version and same(self.tables, pinned.tables)
         if self.version <= pinned.version and not is_same:
             raise InvalidArgumentError(
@@ -102,7 +106,7 @@ class HotSet(Saved):
 
     @property
     def row_count(self) -> int:
-        """Rows of all tables."""
+        """The number of rows of all tables."""
         return sum(len(keys) for keys in self.tables.values())
 
     def _pack(self) -> tuple[dict[str, Any], dict[str, Keys]]:
@@ -127,17 +131,18 @@ def choose_hot_set(
 
     Parameters
     ----------
-    row_bytes : bytes of a hot row, weights and state, for every table of the profile
+    row_bytes : bytes of a hot row, weights and state, for each table of the profile, by name
 
     Raises
     ------
-    InvalidArgumentError : a budget smaller than every row; a table without row bytes; a profile
-        with keys beyond the rows of a table.
+    InvalidArgumentError : the budget is smaller than every row, or a table has no row bytes, or the
+        profile has keys beyond the rows of a table.
 
     Notes
     -----
-    Small tables (see above) need a profile that knows their rows. The counts of a sketch are low by
-    up to the table's `error`, so a cold row may be worth more than a hot one by as much.
+    Small tables (see above) are recognized only if the profile knows their rows. The counts of a
+    sketch are too low by up to the table's `error`. Therefore a cold row may have been accessed
+    more often than a hot row, by up to that error.
     """
     check_int(budget_bytes, "the budget in bytes", low=1)
     check_version(version)
@@ -186,7 +191,7 @@ def _small_tables(profile: Profile, budget_bytes: int, costs: Mapping[str, int])
 def _lowest_threshold(
     tables: Iterable[TableProfile], budget_bytes: int, costs: Mapping[str, int]
 ) -> int:
-    """Return the lowest threshold of at least 1 whose rows fit."""
+    """Return the lowest threshold, at least 1, whose rows fit the budget."""
     counts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for table in tables:
         values, rows = np.unique(table.counts, return_counts=True)
@@ -195,23 +200,23 @@ def _lowest_threshold(
     values, places = np.unique(np.concatenate(counts), return_inverse=True)
     bytes_at = np.zeros(len(values), np.int64)
     np.add.at(bytes_at, places, np.concatenate(sizes))
-    taken = np.cumsum(bytes_at[::-1])[::-1]  # by the rows of each count and all above it
+    taken = np.cumsum(bytes_at[::-1])[::-1]  # bytes of the rows with this count or a higher one
     too_low = values[taken > budget_bytes]
     return int(too_low[-1]) + 1 if len(too_low) else 1
 
 
 @dataclass(frozen=True)
 class HotCoverage:
-    """The share of a profile's accesses that a hot set would have served."""
+    """The shares of a profile's accesses and samples that a hot set would have served."""
 
     accesses: float
-    """The share of accesses that are to hot rows."""
+    """The share of accesses to hot rows."""
     samples: float
     """The share of samples whose ids are all hot."""
     samples_counted: bool
-    """Whether `samples` was counted, in the whole samples that the profile kept. Else it is the
-    product of the tables' shares of accesses, as though a sample had one id of each and they were
-    independent; they are not, so usually more samples are hot."""
+    """Whether `samples` was counted in the whole samples that the profile contains. Otherwise it is
+    the product of the tables' shares of accesses, as if each sample had one id per table and these
+    ids were independent. They are not, so usually more samples are hot."""
 
 
 def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
@@ -219,7 +224,7 @@ def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
 
     Raises
     ------
-    InvalidArgumentError : a table of the hot set that the profile does not have.
+    InvalidArgumentError : the profile does not have one of the hot set's tables.
     """
     unknown = sorted(hot_set.tables.keys() - profile.tables.keys())
     check(not unknown, "a profile with the tables of the hot set", f"none of {unknown}")
@@ -241,7 +246,7 @@ def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
 
 
 def contained(keys: Keys, wanted: Keys) -> NDArray[np.bool_]:
-    """Return which of `wanted`, in any order, are among ascending unique `keys`."""
+    """Return whether each of `wanted`, in any order, is among the ascending unique `keys`, bool."""
     if not len(keys):
         return np.zeros(len(wanted), np.bool_)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -250,7 +255,7 @@ def contained(keys: Keys, wanted: Keys) -> NDArray[np.bool_]:
 
 
 def check_version(version: object) -> None:
-    """Raise InvalidArgumentError if this is no version of a hot set."""
+    """Raise InvalidArgumentError unless `version` is an integer of at least 1."""
     check_int(version, "hot set: version", low=1)
 
 

@@ -1,32 +1,33 @@
 """Profiles: the number of accesses of each row of each table, as a value and as a file.
 
-An **access** is one occurrence of a key in a lookup. A **profile** holds, for every table, the keys
-that were seen with their counts of accesses; a key that was not seen is not there. It may have two
-further parts, for questions that counts alone cannot answer: **samples**, whole training samples
-drawn uniformly (how many have hot rows only?), and a **trace**, the calls of a stretch as they
-followed each other (how long until a key comes again?).
+An **access** is one occurrence of a key in a lookup. A **profile** contains, for every table, the
+keys that were seen and their counts of accesses; keys that were not seen are omitted. It can have
+two more parts, for questions that counts alone cannot answer. **Samples** are whole training
+samples, drawn uniformly: they show how many samples have only hot rows. A **trace** is a stretch of
+calls in their order: it shows how long it takes until a key occurs again.
 
-    rate     the share of all samples or calls that was counted; counts are of those, not scaled
-    error    each count of a table is low by at most this, and a key that is not there was accessed
-             at most so often: 0, unless a sketch counted (`counter.py`)
-    ranked   by descending count, equal counts by ascending key: so a **rank** means the same row
-             after every restart
+    rate     the share of all samples or calls that was counted; counts are not scaled up
+    error    a bound for each table: its counts are at most this much too low, and a key that is
+             omitted was accessed at most this often; 0 unless a sketch counted (`counter.py`)
+    ranked   by descending count, equal counts by ascending key, so that a **rank** means the same
+             row after every restart
 
-**Spatial sampling.** A trace of all keys of a server would be as long as its life. Therefore it
-keeps a random part of the keys, with every access to these (SHARDS: Waldspurger et al., FAST 2015):
-a key of a table is in iff its hash is below rate * 2**64. Half the rate is half the keys, a subset,
-and so a recorder may halve it as it goes. The hash is the kernels', MurmurHash3's fmix64, over
-(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that it is one to one, and 0 is the
-hash of -1, which is no key.
+**Spatial sampling.** A trace of all keys of a server would grow as long as the server runs.
+Therefore a trace has a random part of the keys, with every access to these keys (SHARDS:
+Waldspurger et al., FAST 2015): a key of a table is sampled if, and only if, its hash is below
+rate * 2**64. Half the rate selects half of these keys, so a recorder can halve the rate at any
+time. The hash function is the one of the kernels, MurmurHash3's fmix64. It is applied to
+(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that the hash is one to one, and 0
+is the hash of -1, which is no key.
 
-**Keys** are int64 in the order of int64: in a table of sparse keys, keys of 2**63 or more come
-first.
+**Keys** are int64 in the order of int64: in a table of sparse keys, keys of 2**63 or more are
+negative, and therefore first.
 
-**The file** is an archive (archive.py), with keys as the differences to the one before. A file's
-arrays pass the same checks as a caller's. A profile read back is equal to the one written, and both
-have the same bytes.
+**The file** is an archive (archive.py); each key is stored as the difference to the key before. The
+arrays of a file pass the same checks as the arrays of a caller. A profile that is read back equals
+the profile that was written, and writing it again gives the same bytes.
 
-NumPy only: clients import this.
+Only NumPy is imported, because clients import this module.
 """
 
 import hashlib
@@ -58,22 +59,22 @@ Arrays = dict[str, NDArray[Any]]
 Counts = NDArray[np.int64]
 
 _FITTED_RANKS = 10_000
-"""The skew is fitted to the first four decades of ranks, which matter most for a cache."""
+"""Ranks to which the skew is fitted: the first four decades, which matter most for a cache."""
 _FITTED_COUNT = 10
-"""Accesses below which a count says little about the rank's true share."""
+"""Least number of accesses from which a count is a usable estimate of the rank's true share."""
 _MIX_SHIFT = np.uint64(33)
 _MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def table_seed(name: str) -> int:
-    """Return the factor of a table's keys before they are hashed: 63 bits of its name's hash, and a
-    1, so that it is odd."""
+    """Return the odd factor by which a table's keys are multiplied before they are hashed: the hash
+    of its name, with the lowest bit set."""
     name_hash = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(name_hash, "little") | 1
 
 
 def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
-    """Return the hash (n,) of keys of a table; one to one over the keys of one table, and not 0."""
+    """Return the hash, (n,), of keys of a table. Within a table it is one to one, and never 0."""
     h = (keys.astype(np.uint64) + np.uint64(1)) * np.uint64(table_seed(name))
     for multiplier in _MIX_MULTIPLIERS:
         h ^= h >> _MIX_SHIFT
@@ -82,7 +83,7 @@ def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
 
 
 def spatial_limit(rate: float) -> int:
-    """Return the largest hash of a key that is in a sample of this rate; -1 if none is."""
+    """Return the largest hash of a key that a sample of this rate contains; -1: it has no key."""
     return int(rate * 2.0**64) - 1
 
 
@@ -97,15 +98,16 @@ class TableProfile(Value):
 
     name: str
     rows: int
-    """Rows of the table when it was counted; 0: unknown, as for files, or sparse keys."""
+    """Rows of the table when it was counted; 0: unknown, as for files, or for sparse keys."""
     keys: Keys
-    """(k,) ascending, unique, none -1: the rows that were accessed."""
+    """Keys of the rows that were accessed, (k,), ascending and unique, without -1."""
     counts: Counts
-    """(k,) accesses of each, >= 1."""
+    """Number of accesses of each key, (k,), >= 1."""
     accesses: int
-    """All that were counted; more than the sum of `counts` where a sketch let some go."""
+    """Number of all counted accesses; more than the sum of `counts` if a sketch dropped some."""
     error: int = 0
-    """Each count is low by at most this; a key that is not there has at most `error` accesses."""
+    """Bound of the error: counts are at most this much too low, and a key that is omitted has at
+    most this many accesses."""
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
@@ -120,16 +122,16 @@ class TableProfile(Value):
 
     @property
     def key_bound(self) -> int:
-        """One more than the largest key, unsigned, that the table may have had."""
+        """The largest key, unsigned, that the table may have, plus one."""
         return max(self.rows, self.seen_bound)
 
     @property
     def seen_bound(self) -> int:
-        """One more than the largest key, unsigned, that was seen; 0: none was."""
+        """The largest key, unsigned, that was seen, plus one; 0 if no key was seen."""
         return int(self.keys.view(np.uint64).max()) + 1 if len(self.keys) else 0
 
     def ranked(self) -> tuple[Keys, Counts]:
-        """Return keys and counts by descending count, equal counts by ascending key."""
+        """Return keys and counts by descending count; equal counts are by ascending key."""
         order = np.argsort(-self.counts, kind="stable")
         return self.keys[order], self.counts[order]
 
@@ -142,11 +144,11 @@ class TableProfile(Value):
         return exact_sum(top) / self.accesses
 
     def coverage(self, shares: ArrayLike) -> NDArray[np.float64]:
-        """Return the share of accesses that each share of the rows takes, the top ones.
+        """Return the share of accesses that the top rows take, for each share of the rows.
 
         Parameters
         ----------
-        shares : (s,) of the table's rows; of the keys seen, where its rows are not known
+        shares : (s,) shares of the table's rows, or of the keys seen if its rows are not known
         """
         rows = self.rows or len(self.keys)
         wanted = np.rint(np.asarray(shares, np.float64) * rows)
@@ -156,10 +158,11 @@ class TableProfile(Value):
         return taken / max(self.accesses, 1)
 
     def zipf_exponent(self) -> float:
-        """Return the skew s of counts that fall as rank**-s; 0.0 where too few were counted.
+        """Return the skew s of counts that fall as rank**-s; 0.0 if too few were counted.
 
-        Least squares of log count on log rank, over ranks evenly spaced in the logarithm, so that
-        each decade weighs the same; up to rank 10,000 and as far as counts reach 10.
+        It is the least-squares fit of log count to log rank, over ranks that are evenly spaced in
+        the logarithm, so that each decade has the same weight. Ranks above 10,000 and counts below
+        10 are left out.
         """
         counts = np.sort(self.counts)[::-1][:_FITTED_RANKS]
         last = np.count_nonzero(counts >= _FITTED_COUNT)
@@ -172,17 +175,18 @@ class TableProfile(Value):
 
 @dataclass(frozen=True, eq=False)
 class Samples(Value):
-    """Whole training samples, drawn uniformly from all.
+    """Whole training samples, drawn uniformly from all samples.
 
-    A sample has a list of ids in each column, of any length: one long list makes no other longer.
+    A sample has a list of ids in each column. Lists can have any length: a long list does not make
+    the lists of other samples longer.
     """
 
     tables: tuple[str, ...]
-    """The table of each column, at least one column; a table may have several."""
+    """The table of each column; there is at least one column, and a table can have several."""
     lengths: NDArray[np.int64]
-    """(n, columns) of each sample's list in each column, >= 0."""
+    """Length of each sample's list in each column, (n, columns), >= 0."""
     ids: NDArray[np.int64]
-    """(sum of `lengths`,) none -1: column after column, in each the samples in their order."""
+    """All ids, (sum of `lengths`,), without -1: by column, then by sample."""
 
     def __post_init__(self) -> None:
         check_names(self.tables, "samples: tables", "a table of samples")
@@ -198,7 +202,7 @@ class Samples(Value):
         return len(self.lengths)
 
     def columns(self) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield each column's table, its ids, and the sample (by its place) of each id."""
+        """Yield the table of each column, its ids, and the index of the sample of each id."""
         places = np.arange(len(self))
         start = 0
         for table, lengths in zip(self.tables, self.lengths.T, strict=True):
@@ -209,28 +213,29 @@ class Samples(Value):
 
 @dataclass(frozen=True, eq=False)
 class Trace(Value):
-    """The accesses of a stretch of calls, by a spatial sample of the keys.
+    """The accesses of a stretch of calls, for a spatial sample of the keys.
 
-    One event is a key in a call: however often the call has it, it is there once, with its count.
+    One event is a key in a call. If the call has the key several times, it is still one event, with
+    the number of accesses as its count.
     """
 
     rate: float
-    """The share of keys that is in the sample."""
+    """The share of keys that the sample contains."""
     tables: tuple[str, ...]
     calls: int
-    """Calls of the recorded stretch, including calls without an event."""
+    """Number of calls of the recorded stretch, including calls without an event."""
     call: NDArray[np.int32]
-    """(e,) never decreasing, from 0."""
+    """Number of each event's call, (e,), never decreasing, from 0."""
     table: NDArray[np.int16]
-    """(e,) places in `tables`."""
+    """Index of each event's table in `tables`, (e,)."""
     keys: Keys
-    """(e,) none -1, unique within a call and table."""
+    """Key of each event, (e,), without -1, unique within a call and table."""
     counts: Counts
-    """(e,) accesses in that call, >= 1."""
+    """Number of accesses to the key in that call, (e,), >= 1."""
     unique_total: int
-    """Unique keys of each call, summed over the stretch, for all keys, not only sampled ones."""
+    """Number of unique keys per call, summed over the stretch, of all keys, sampled or not."""
     access_total: int
-    """Accesses of the stretch, to all keys."""
+    """Number of accesses in the stretch, to all keys, sampled or not."""
 
     def __post_init__(self) -> None:
         check_rate(self.rate, "trace: rate")
@@ -267,7 +272,7 @@ class Profile(Saved):
 
     archive = Archive("an embstore profile", 2)
     tables: dict[str, TableProfile]
-    """Tables' profiles by name."""
+    """The profiles of tables, by name."""
     rate: float = 1.0
     """The share of samples or calls that was counted."""
     seed: int = 0
@@ -275,7 +280,7 @@ class Profile(Saved):
     samples: Samples | None = None
     trace: Trace | None = None
     store_id: str = ""
-    """Id of the store that counted; empty if none did."""
+    """Id of the store that counted; empty if no store did."""
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
@@ -320,8 +325,8 @@ class Profile(Saved):
 
 
 def exact_sum(counts: Counts) -> int:
-    """Return the sum of counts >= 0; a damaged file's counts might overflow int64."""
-    high = int((counts >> 32).sum())  # one after the other: each takes as much memory as the counts
+    """Return the sum of counts >= 0, exactly: the counts of a damaged file might overflow int64."""
+    high = int((counts >> 32).sum())  # one half at a time: each needs as much memory as `counts`
     return (high << 32) + int((counts & 0xFFFFFFFF).sum())
 
 

@@ -1,19 +1,20 @@
 """Storage: every row of every table, in an immutable base and a write-back log.
 
-A row's newest stored content is, in this order: in the log, by the log index; else in the newest
-run of the base that has it; else nowhere, and the row is its initializer's.
+A row's newest stored content is looked up in this order: in the log, by the log index; then in the
+newest run of the base that contains the row. A row that is in neither has the value that its
+table's initializer computes.
 
-A missing or damaged file is a CorruptTableError. A lack of room is a CapacityError, before anything
-has changed. The modules:
+A missing or damaged file raises a CorruptTableError. If the disk is full, a CapacityError is raised
+before anything has changed. The modules:
 
-    storage.py       tables, commits, restores; the parts below together
+    storage.py       tables, commits, restores; joins the parts below
     stored_rows.py   reads rows from log and base
     appender.py      logs dirty rows
     contents.py      the open directory: catalogue, log, base, ids; failures of the disk
     catalogue.py     the committed state, replaced by rename
 
-    row_numbers.py   id of a sparse table -> row number, which files have instead
-    id_files.py      these numbers on the disk
+    row_numbers.py   id of a sparse table -> row number; files contain the row numbers
+    id_files.py      the row numbers and their ids on the disk
     sparse.py        storage as a pool of a sparse table sees it, by ids
 
     log.py           the segments that are not folded, and the index of their newest records
@@ -22,7 +23,7 @@ has changed. The modules:
 
     base.py          the runs of the base, and the lookup of a row's record
     run.py           one run: records by key in files that never change
-    key_index.py     the keys of a file, and their places
+    key_index.py     the keys of a file, and the offsets of their records
 
     merges.py        folds, base merges and compactions in the background, one at a time
     fold.py          log segments become a run
@@ -38,13 +39,13 @@ has changed. The modules:
     records.py       rows as checked records
     cold.py          pages of records that are not in memory
     checking.py      one file, record by record
-    backup.py        a state as files elsewhere, and a store made of them
+    backup.py        copies of a state at other destinations, and stores made of such copies
     destinations.py  destinations of backups: directories and URLs
     verify.py        a whole directory: damage, and the rows that it affects
-    taking.py        a leader's commit in place of a standby's store
+    taking.py        replaces a standby's store by a commit of its leader
     lineage.py       promotions of standbys
     lives.py         which process gave which commands their numbers
     format.py        magic numbers and headers of the files
     trailer.py       the end of a file: its key index, checked
-    files.py         every file operation, so that a test can record, tear and refuse them
+    files.py         every file operation; tests record, tear and refuse operations here
 """

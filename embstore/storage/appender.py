@@ -1,8 +1,8 @@
 """Dirty rows that leave the cache, appended to the log.
 
-Room for every row that a command may push out of the cache is reserved before it changes one, so
-that a full disk refuses the command whole. Rows are packed and indexed in pieces, one while the
-piece before is written.
+Space for every row that a command may push out of the cache is reserved before the command changes
+a row, so that a full disk refuses the whole command. Rows are packed and indexed in pieces; one
+piece is packed while the piece before it is written.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,10 @@ class Appender:
         self._workers = workers
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make room in the log for `records` records of at most `record_bytes`.
+        """Reserve space in the log for `records` records of at most `record_bytes` each.
 
-        A checkpoint is not `bounded` by the limit on the log's rows: it makes room for more.
+        A checkpoint is not `bounded` by the limit on the log's rows: once rows are committed, they
+        can be folded, which shortens the log.
         """
         if records:
             if bounded:
@@ -45,11 +46,11 @@ class Appender:
             self.expect(records)
 
     def expect(self, records: int) -> None:
-        """Grow the log index once for `records` more rows, rather than again and again."""
+        """Grow the log index once for `records` more rows, rather than several times."""
         self._contents.log.index.make_room(records)
 
     def append(self, keys: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
-        """Log rows[slots] under unique row keys. Room has been reserved."""
+        """Log rows[slots] under unique row keys. Space must have been reserved."""
         words = rows.view(np.uint64)
         step = max(1, _APPEND_BYTES // record_bytes_of(rows))
         shape = (min(step, len(keys)), 2 + words.shape[1])
@@ -70,8 +71,8 @@ class Appender:
                     written.result()
 
     def bury(self, keys: Keys) -> None:
-        """Log that the rows of unique row keys were deleted. Room has been reserved, of
-        RECORD_HEADER_BYTES each."""
+        """Log that the rows of unique row keys were deleted. Space of RECORD_HEADER_BYTES per key
+        must have been reserved."""
         if len(keys):
             self.append(keys, np.empty((len(keys), 0), ELEMENT), np.zeros(len(keys), np.int64))
 

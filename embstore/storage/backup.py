@@ -1,30 +1,32 @@
-"""Backups: a state of a store as files elsewhere, and a directory made of them.
+"""Backups: copies of a store's state at other destinations, and directories made of such copies.
 
-A backup has the files of the store itself, by the same names:
+A backup consists of the files of the store, under the same names:
 
     EMBSTORE-BACKUPS        the marker with the store's id, made first (markers.py)
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
-    labels/HASH-N.shard     of a shard of a cluster: its file SHARD; HASH is of the label, N is the
-                            command number
-    log/N.log, base/N-P.rows, ids/N.ids   the files that these catalogues name; several may name
-                            one
+    labels/HASH-N.shard     for a shard of a cluster: its file SHARD; HASH is the hash of the label,
+                            N is the command number
+    log/N.log, base/N-P.rows, ids/N.ids   the files that these catalogues name; several catalogues
+                            can name the same file
 
 Such files never change, and no name is used twice in the life of a store. Therefore a second backup
-copies only new files, and none that another label has. Catalogues come last, each whole or with a
-wrong checksum: an interrupted backup is not taken for one. When a catalogue is removed, the next
-backup removes the files that none names any more; it leaves other people's files (own_names.py).
+copies only files that no other label's backup contains. Catalogues are written last. A catalogue is
+either whole or has a wrong checksum, so an interrupted backup is never mistaken for a backup. After
+a catalogue was removed, the next backup removes the files that no catalogue names any more; it
+leaves files that no store makes (own_names.py).
 
-**While the store goes on**, merges replace files. The files of a backup therefore get second names
-in the store's own directory (`backup/`, hard links), all while the engine waits, some microseconds
-each. They are removed when the backup ends, or, after a crash, when the store is opened.
-Rejected: telling merges which files to leave. All code that removes files would have to ask, and a
-crash would have to be remembered.
+**While the store continues to run**, merges replace files. Therefore the files of a backup get
+second names in the store's own directory (`backup/`, hard links). They are all linked while the
+engine waits, which takes some microseconds per file. They are removed when the backup ends, or,
+after a crash, when the store is opened. Rejected: a list of files that merges must leave. All code
+that removes files would have to read the list, and the list would have to survive a crash.
 
-**A restored directory** becomes a store with its last file, store.json: before that it is no store,
-and does not open. Its epoch is one that no life of the store has had (the time, in seconds), so
-that clients of the other life are not taken for its own. With another id, the header page of each
-file is written anew; records have no id in them. A shard's backup becomes that shard again, with
-its map: all shards of a cluster are restored together (`embstore.storage.cluster_backups`).
+**A restored directory** becomes a store when its last file, store.json, is written; before that it
+does not open. Its epoch is one that the original store never had (the time, in seconds), so that
+clients of the original are not taken for clients of the new store. If the new store gets another
+id, the header page of each file is rewritten; records do not contain the id. A shard's backup
+becomes that shard again, with its map: all shards of a cluster are restored together
+(`embstore.storage.cluster_backups`).
 """
 
 import hashlib
@@ -61,13 +63,13 @@ from embstore.storage.verify import Verification, entries_of, verify_files
 _LABELS, _SUFFIX, _PLACE_SUFFIX = "labels", ".catalogue", ".shard"
 _NAME_BYTES_MAX = 240
 _PROBLEMS_MAX = 5
-"""Shown in an error."""
+"""Number of problems that an error shows."""
 
 Progress = Callable[[int, int], None]
 
 
 def catalogue_of(catalogue: Catalogue, checkpoint: KeptState | None) -> Catalogue:
-    """Return the catalogue of a backup: the head is a kept checkpoint, or stays the head."""
+    """Return the catalogue of a backup: its head is the checkpoint, or, if None, the head."""
     state = checkpoint or KeptState("", {}, catalogue.head)
     command = state.state.command
     lives = up_to(catalogue.lives, command)
@@ -76,16 +78,18 @@ def catalogue_of(catalogue: Catalogue, checkpoint: KeptState | None) -> Catalogu
 
 
 def make_room(files: Files) -> None:
-    """Make an empty directory for second names."""
+    """Make an empty directory for the second names of files."""
     files.remove_directory(LINKS)
     files.make_directory(LINKS)
 
 
 @contextmanager
 def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]:
-    """Give the files of a catalogue second names; yields the function that returns a path's.
+    """Give the files of a catalogue second names; yield the function that returns the second name
+    of a path.
 
-    `make_room` has been called: it waits for the disk, and this is done with the engine.
+    `make_room` must have been called before, because it waits for the disk. This function is called
+    with the engine, and must be fast.
     """
 
     def name(path: str) -> str:
@@ -112,12 +116,13 @@ def back_up(
     Parameters
     ----------
     name : returns the path in `files` of a file of the catalogue
-    label : label of the backup; another one of this label is replaced
-    progress : called with the bytes done, and their total; an exception ends the backup
+    label : label of the backup; an existing backup of this label is replaced
+    progress : called with the bytes copied so far and the total; an exception ends the backup
 
     Raises
     ------
-    InvalidArgumentError : a copy of this store with a history of its own has its backups there.
+    InvalidArgumentError : the destination contains another file of the same name, which is damaged
+        or was written by a copy of this store that has continued independently.
     CapacityError, StorageError : the existing backups are unchanged.
     """
     own = _path_of_label(label)
@@ -148,7 +153,7 @@ def back_up(
 
 
 def verify_backups(files: Files, note: Callable[[str], None], progress: Progress) -> Verification:
-    """Check all backups in a directory: see `verify`."""
+    """Check all backups in a directory, as `verify` checks a store."""
     backups, unreadable = _backups(DirectoryDestination(files))
     unreadable = [*_wrong_of_marker(files, backups), *unreadable]
     for problem in unreadable:
@@ -185,7 +190,7 @@ def restore_from(
     store_id: str | None,
     progress: Progress,
 ) -> Catalogue:
-    """Make a directory the store that a backup is of; return its catalogue. See `restoring`."""
+    """Make a directory the store whose backup this is; return its catalogue. See `restoring`."""
     with restoring(source, target, label, store_id, progress) as made:
         return made
 
@@ -198,14 +203,14 @@ def restoring(
     store_id: str | None,
     progress: Progress,
 ) -> Iterator[Catalogue]:
-    """Make a directory the store that a backup is of; yield its catalogue. No other process has it
-    until the block ends. After an error, also of the block, the directory is as it was.
+    """Make a directory the store whose backup this is; yield its catalogue. The directory is locked
+    until the block ends. After an error, also one of the block, the directory is as it was before.
 
     Parameters
     ----------
     label : None: the backup of the highest command number
-    store_id : the id of the new store; None: the backup's
-    progress : called with the bytes done, and their total
+    store_id : id of the new store; None: the id in the backup
+    progress : called with the bytes done so far and the total
 
     Raises
     ------
@@ -216,7 +221,7 @@ def restoring(
     label, backup = _chosen(source, label)
     place = place_of(source, label, backup)
     check_empty(target)
-    # Above the epochs of now, and another one for each restore, also where the clock went back.
+    # Above all present epochs, and another one per restore, also if the clock was set back.
     epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
     restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
     with target.made(), _locked(target):
@@ -235,7 +240,7 @@ def restoring(
 
 @contextmanager
 def _locked(target: Files) -> Iterator[None]:
-    """Lock a directory; where the block fails, remove the file of the lock, unless it was there."""
+    """Lock a directory. If the block fails, remove the lock file, unless it existed before."""
     was_there = target.exists(LOCK)
     with closing(target.lock(LOCK, shared=False)):
         try:
@@ -247,7 +252,7 @@ def _locked(target: Files) -> Iterator[None]:
 
 
 def check_empty(target: Files) -> None:
-    """Raise InvalidArgumentError unless a directory has no files, or is not there."""
+    """Raise InvalidArgumentError unless a directory is empty or does not exist."""
     if set(target.list("")) - {LOCK, "lost+found"}:
         raise InvalidArgumentError(
             f"expected an empty directory, or none yet, found files in {target.root}; if a "
@@ -315,12 +320,12 @@ def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:
 
 
 def backups_in(source: Destination) -> dict[str, Catalogue]:
-    """Return the backups that are whole, by label."""
+    """Return the catalogues of the complete backups, by label."""
     return _backups(source)[0]
 
 
 def place_of(source: Destination, label: str, backup: Catalogue) -> ShardPlace | None:
-    """Return which shard a backup is of; None: of none."""
+    """Return the number and map of the shard whose backup this is; None: the store was no shard."""
     path = _path_of_place(label, backup)
     if path.rpartition("/")[2] not in source.list(_LABELS):
         return None
@@ -328,7 +333,7 @@ def place_of(source: Destination, label: str, backup: Catalogue) -> ShardPlace |
 
 
 def _backups(source: Destination) -> tuple[dict[str, Catalogue], list[str]]:
-    """Return the backups by label, and why other files that may be one cannot be read."""
+    """Return the backups by label, and the reasons why other catalogue files cannot be read."""
     found, unreadable = {}, []
     for name in source.list(_LABELS):
         if name.endswith(_SUFFIX):
@@ -351,14 +356,14 @@ def _path_of_label(label: str) -> str:
 
 
 def _path_of_place(label: str, backup: Catalogue) -> str:
-    """Return the path of a backup's file SHARD. Another backup of that label has another path: an
-    interruption between the two files changes neither."""
+    """Return the path of a backup's file SHARD. Another backup of that label has another path, so
+    that an interruption between writing SHARD and the catalogue damages neither backup."""
     name = hashlib.blake2b(label.encode(), digest_size=8).hexdigest()
     return f"{_LABELS}/{name}-{backup.head.command}{_PLACE_SUFFIX}"
 
 
 def _remove_unnamed(source: Destination, backups: dict[str, Catalogue]) -> None:
-    """Remove own files that no backup names. If that fails they stay: the backup is there."""
+    """Remove the store's files that no backup names. Errors are ignored: the backup is complete."""
     here = {f"{room}/{name}" for room in (*ROOMS, _LABELS) for name in source.list(room)}
     named = {entry.path for entry in entries_of(*backups.values())}
     named |= {_path_of_place(label, backup) for label, backup in backups.items()}

@@ -1,13 +1,14 @@
-"""The base: rows that were folded, in runs of records by key, the newer run winning.
+"""The base: rows that were folded, in runs of records sorted by key. A newer run wins.
 
-A fold adds a run, and merges make one of several (merges.py); files never change. Therefore a
-reader needs no lock: located records stay mapped as long as it refers to the maps, also during
-merges; a crash finds files that the catalogue names or leftovers; and a backup is links.
+A fold adds a run, and a merge makes one run of several (merges.py); files never change. This has
+three consequences. A reader needs no lock: located records stay mapped as long as the reader refers
+to the maps, also during merges. After a crash every file is either named by the catalogue or a
+leftover. A backup can consist of hard links.
 
-A row is found by asking the runs, newest first: for the part that has the key by its range, the
-group of the part's index (key_index.py), and the rank. The index detects missing rows, so the disk
-is read only for rows that are there. It also detects deleted rows: their tombstones are in a run of
-tombstones, whose records have no row.
+A row is found by asking the runs, newest first. Each run is asked for the part whose range contains
+the key, then for the key's group in the part's index (key_index.py), then for the key's rank in the
+group. The index detects missing rows, so the disk is read only for rows that exist. The index also
+detects deleted rows: a run's tombstones are in a separate run, whose records contain no row.
 """
 
 from collections.abc import Sequence
@@ -45,22 +46,22 @@ BURIED = np.uint64(1)
 
 @building_block
 def locate(
-    cuts: Int64sIn,  # (runs + 1,) where each run's parts begin, newest run first
-    lows: Int64sIn,  # (parts,) its keys are in [low, high)
+    cuts: Int64sIn,  # (runs + 1,) the number of each run's first part, newest run first
+    lows: Int64sIn,  # (parts,) the part's keys are in [low, high)
     highs: Int64sIn,
     directories: Int64sIn,  # (parts,) addresses
     groups: Int64sIn,
     containers: Int64sIn,  # addresses
     maps: Uint64sIn,  # addresses
     keys: Int64sIn,  # (n,) row keys
-    addresses: Uint64s,  # (n,) 0: to look for; written where the base has the row
+    addresses: Uint64s,  # (n,) only zeros are looked up; written if the base has the row
     low: int,
     high: int,
 ) -> None:
-    """Write the record address of each of keys[low:high] that has none yet, if there is one, or
-    BURIED.
+    """Write the record addresses of keys[low:high], for keys whose address is 0.
 
-    The loop is in here: where a call inside a loop passes arrays, each key pays for them.
+    A deleted row's address becomes BURIED; a key that the base does not have keeps its 0. The loop
+    is in this function because passing arrays to a function in a loop costs time per key.
     """
     for i in range(low, high):
         if addresses[i] != np.uint64(0):
@@ -90,7 +91,7 @@ def locate(
 
 @kernel
 def find_rows(
-    cuts: Int64sIn,  # as of `locate`
+    cuts: Int64sIn,  # this and the next six: as for `locate`
     lows: Int64sIn,
     highs: Int64sIn,
     directories: Int64sIn,
@@ -98,9 +99,9 @@ def find_rows(
     containers: Int64sIn,
     maps: Uint64sIn,
     keys: Int64sIn,  # (n,) row keys
-    addresses: Uint64s,  # (n,) zeros; written as of `locate`
+    addresses: Uint64s,  # (n,) zeros; written as by `locate`
 ) -> None:
-    """Do as `locate`, of all keys."""
+    """Call `locate` for all keys."""
     base = cuts, lows, highs, directories, groups, containers, maps
     locate(*base, keys, addresses, 0, keys.shape[0])
 
@@ -109,15 +110,15 @@ def find_rows(
 def list_keys(
     blocks: Int64sIn,  # (n,) ascending: row key >> shift
     shift: Int,  # at most GROUP_BITS
-    cuts: Int64sIn,  # and the others as of `locate`
+    cuts: Int64sIn,  # this and the next five: as for `locate`
     lows: Int64sIn,
     highs: Int64sIn,
     directories: Int64sIn,
     groups: Int64sIn,
     containers: Int64sIn,
-    found: Int64s,  # written: each run's keys, block by block
+    found: Int64s,  # written: the keys of each run, block by block
 ) -> int:
-    """Write the row keys in some blocks, once for each run that has them; return how many."""
+    """Write the row keys in some blocks, once per run that has the key; return their number."""
     count = 0
     for block in blocks:
         for run in range(cuts.shape[0] - 1):
@@ -149,8 +150,8 @@ Arrays = tuple[Keys, Keys, Keys, Keys, Keys, Keys, NDArray[np.uint64]]
 
 
 def arrays_of(runs: Sequence[Run]) -> Arrays:
-    """Return the arrays that find the rows of some runs, given oldest first, while their files are
-    mapped."""
+    """Return the arrays by which `locate` finds the rows of some runs, given oldest first. The
+    arrays are valid while the runs' files are mapped."""
     parts = [part for run in reversed(runs) for part in run]
     sizes = [len(run) for run in reversed(runs)]
     indexes = [part.file.index for part in parts]
@@ -166,8 +167,8 @@ def arrays_of(runs: Sequence[Run]) -> Arrays:
 
 
 def have_rows(runs: Sequence[Run], keys: Keys) -> NDArray[np.bool_]:
-    """Return which row keys have a row in some runs, oldest first, that no tombstone in them
-    hides. Any thread."""
+    """Return whether each row key has a row in some runs, (n,) bool. The runs are given oldest
+    first; a row that a tombstone in these runs hides does not count. Any thread."""
     addresses = np.zeros(len(keys), np.uint64)
     find_rows(*arrays_of(runs), keys, addresses)
     found: NDArray[np.bool_] = addresses > BURIED
@@ -175,7 +176,7 @@ def have_rows(runs: Sequence[Run], keys: Keys) -> NDArray[np.bool_]:
 
 
 class Base:
-    """The runs of a store. Engine thread only; a merge's thread reads its files.
+    """The runs of a store. Engine thread only; the thread of a merge reads the files.
 
     arrays : the first arguments of `locate`
     """
@@ -190,7 +191,7 @@ class Base:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its files."""
+        """Bytes of the base's files."""
         return sum(file.map.nbytes for file in self._by_path.values())
 
     def table_ids(self) -> Keys:
@@ -200,7 +201,7 @@ class Base:
         )
 
     def open(self, entries: tuple[RunEntry, ...]) -> tuple[Run, ...]:
-        """Map the files of a catalogue's runs, those that are mapped already excepted."""
+        """Map the files of a catalogue's runs, except files that are mapped already."""
         opened = dict(self._by_path)
         runs = []
         for run in entries:
@@ -218,7 +219,7 @@ class Base:
         self.arrays = arrays_of(runs)
 
     def blocks(self, table_id: int, shift: int) -> Keys:
-        """Return a table's blocks (row key >> shift) with a row, ascending."""
+        """Return the blocks (row key >> shift) in which a table has a row, ascending."""
         first, end = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
         found = [np.empty(0, np.int64)]
         for part in (part for run in self.runs for part in run):

@@ -1,8 +1,8 @@
 """A merge of runs of the base: the newest record of each row, in a range of keys.
 
-tiers.py chooses the runs and the range. The result takes the place of that range in the oldest of
-them; the range is cut out of the newer ones. A tombstone that an older run needs is in a run of its
-own behind that.
+tiers.py chooses the runs and the range. The result replaces that range in the oldest of these runs,
+and the range is cut out of the newer runs. Tombstones that an older run needs are written to a run
+of their own after the result.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from embstore.storage.run import Run, RunWriter
 from embstore.storage.tiers import Choice, choose
 
 _PIECE_ROWS = 1 << 20
-"""Rows whose keys are in memory at a time."""
+"""Rows whose keys are in memory at the same time."""
 
 
 @dataclass
@@ -29,14 +29,14 @@ class BaseMerge:
 
     choice: Choice
     inputs: list[Run]  # oldest first
-    older: tuple[Run, ...]  # than all of these
+    older: tuple[Run, ...]  # older than all inputs
     writer: RunWriter
-    needed: Keys  # ids of the tables of which some state is kept
+    needed: Keys  # ids of the tables that a kept state names
     runs: tuple[Run, ...] = ()
 
     @classmethod
     def due(cls, contents: Contents) -> "BaseMerge | None":
-        """Return one if it is due. Engine thread only."""
+        """Return a merge if one is due. Engine thread only."""
         runs, part_bytes = contents.base.runs, contents.limits.base_segment_bytes
         needed = np.array(sorted(contents.catalogue.table_ids()), np.int64)
         dropped = np.setdiff1d(contents.base.table_ids(), needed)
@@ -53,7 +53,7 @@ class BaseMerge:
         commit = inputs[-1][0].entry.commit
         cuts = np.array([choice.low, choice.high], np.int64)
         size = sum(int(part.bytes_between(cuts)[0]) for run in inputs for part in run)
-        parts = max(1, -(-size // part_bytes))  # all of like size
+        parts = max(1, -(-size // part_bytes))  # all of about the same size
         writer = contents.new_run(commit, -(-size // parts))
         return cls(choice, inputs, runs[: choice.oldest], writer, needed)
 
@@ -70,13 +70,13 @@ class BaseMerge:
         reached("base_merge:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with the new parts in the place of the merged ones."""
+        """Return the catalogue in which the new parts replace the merged parts."""
         choice = self.choice
         changed = []
         for number, run in enumerate(contents.base.runs):
             if choice.oldest <= number <= choice.newest:
                 run = tuple(p for part in run for p in part.without(choice.low, choice.high))
-            if number == choice.oldest:  # of rows, if any of the inputs is
+            if number == choice.oldest:  # this run has rows if any of the inputs has rows
                 run = tuple(sorted((*run, *self.writer.run), key=lambda part: part.entry.low))
             changed.append(run)
             if number == choice.oldest:

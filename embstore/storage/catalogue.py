@@ -1,24 +1,25 @@
 """The catalogue: the committed state, in one small file replaced by rename.
 
 A **commit** is a rename. Before it, all files of the new catalogue are on the disk; after it, files
-that it no longer names may be removed. Therefore a crash finds the old catalogue or the new one,
-and files that neither names are leftovers to remove.
+that the new catalogue no longer names may be removed. Therefore a crash leaves either the old
+catalogue or the new one, and files that this catalogue does not name are removed as leftovers.
 
 A **state** describes the store at a commit: the tables with their identity and tunables, and the
-command number. Its rows are the runs of the base, then the segments, with ``commit <=
-state.commit``, the later record winning. The **head** is the newest state; a **checkpoint** is a
-state kept under the caller's label. Files that are folded or merged together are on one side of
-every kept checkpoint, so that every kept state stays readable.
+command number. Its rows are in the runs of the base and in the segments of the log whose ``commit
+<= state.commit``; segments win over runs, and a later record wins over an earlier one. The **head**
+is the newest state; a **checkpoint** is a state that is kept under the caller's label. Files that
+are folded or merged together lie between the same two checkpoints, so that every kept state stays
+readable.
 
-Numbers of segments, runs and files of ids, and table ids, grow for ever, as does the **epoch**: it
-counts how often acknowledged commands were undone, by a restore or by a crash, so that a client's
-knowledge of an older epoch is void. For the crash the catalogue has a **tail**: it is set before
-the first command after a commit, and cleared by the next one. If a store with a tail is opened,
-commands were lost, and another epoch begins, written with the next write: before that nothing can
-be lost.
+The numbers of segments, runs and files of ids, and the table ids, only grow. So does the **epoch**.
+It counts how often acknowledged commands were undone, by a restore or by a crash: anything that a
+client knows from an older epoch is void. To detect the crash, the catalogue contains the flag
+**tail**: it is set before the first command after a commit, and cleared by the next commit. If a
+store is opened whose tail is set, commands were lost, and a new epoch begins. The new epoch is
+written together with the next write: before that write no command can be lost.
 
-Where commands are logged, a commit names its place in the command log (command_records.py): a log
-that is missing, or whose durable part at that time is not whole, is damage.
+If commands are logged, a commit records its position in the command log (command_records.py). It is
+damage if that log is missing, or if the part that was durable at the commit is not whole.
 """
 
 import json
@@ -41,7 +42,7 @@ _STATES = ("checkpoints", "head")
 
 @dataclass(frozen=True)
 class SegmentEntry:
-    """A committed log segment. Later in the catalogue's list is newer."""
+    """A committed log segment. A later entry in the catalogue's list is newer."""
 
     number: int
     commit: int
@@ -56,11 +57,11 @@ class SegmentEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
-    """A range of the keys of a file of the base: the run `number` has their rows there."""
+    """A range of keys in a file of the base: the run `number` has the rows of these keys there."""
 
     number: int
     part: int
-    commit: int  # on the side of every kept checkpoint that its rows are on
+    commit: int  # its rows are between the same two kept checkpoints as this commit
     low: int  # row keys in [low, high)
     high: int
     bytes: int
@@ -78,13 +79,13 @@ RunEntry = tuple[PartEntry, ...]
 
 @dataclass(frozen=True)
 class IdsEntry:
-    """A file with the ids of some row numbers of a sparse table: `first` and those after it."""
+    """A file with the ids of `count` row numbers of a sparse table, from `first` on."""
 
     number: int
     table_id: int
     first: int
     count: int
-    commit: int  # on the side of every kept checkpoint that its numbers are on
+    commit: int  # its row numbers are between the same two kept checkpoints as this commit
     bytes: int
     checksum: int  # of the ids
 
@@ -113,7 +114,7 @@ def part_path(number: int, part: int) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All that is committed."""
+    """The whole committed state."""
 
     store_id: str
     epoch: int = 1
@@ -122,25 +123,25 @@ class Catalogue:
     next_segment: int = 1
     head: State = field(default_factory=State)
     lives: Lives = ()
-    """Of the commands up to the head's."""
+    """The lives that gave numbers to the commands up to the head's command (lives.py)."""
     checkpoints: tuple[KeptState, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
     ids: tuple[IdsEntry, ...] = ()  # by table and row number
     commands: command_records.Place | None = None
-    """The segment of the command log that the commit began, and where it ended when it was synced;
-    None: there is no log."""
+    """The segment of the command log that the commit began, and the offset at which the segment
+    ended when it was synced; None: there is no command log."""
 
     def checkpoint(self, label: str) -> KeptState | None:
         """Return the kept checkpoint of a label."""
         return next((c for c in self.checkpoints if c.label == label), None)
 
     def interval(self, commit: int) -> int:
-        """Return which stretch between checkpoints a commit is in: how many are older."""
+        """Return the number of kept checkpoints that are older than a commit."""
         return sum(c.state.commit < commit for c in self.checkpoints)
 
     def table_ids(self) -> set[int]:
-        """Return the ids of every table that some kept state names."""
+        """Return the ids of all tables that a kept state names."""
         states = [self.head, *(c.state for c in self.checkpoints)]
         return set().union(*(state.table_ids for state in states))
 
@@ -158,8 +159,9 @@ class Catalogue:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of files that wait for kept checkpoints: newer than the oldest one, so that they
-        are not merged with older files; or of tables that the head has not."""
+        """Bytes of files that are kept because of checkpoints: files newer than the oldest
+        checkpoint, which are not merged with older files, and files of tables that the head does
+        not have."""
         if not self.checkpoints:
             return 0
         horizon = self.checkpoints[0].state.commit
@@ -172,7 +174,7 @@ class Catalogue:
         return sum(entry.bytes for entry in entries)
 
     def restored(self, checkpoint: KeptState, command: int, lives: Lives) -> "Catalogue":
-        """Return the catalogue whose head is a kept checkpoint; `command` and `lives` go on."""
+        """Return the catalogue whose head is a kept checkpoint, but with `command` and `lives`."""
         commit = checkpoint.state.commit
         return replace(
             self,
@@ -188,22 +190,23 @@ class Catalogue:
 
 
 def reopened(catalogue: Catalogue) -> Catalogue:
-    """Return the catalogue as its next opener finds it: its tail, if it had one, is lost."""
+    """Return the catalogue that the next process to open the store finds: a tail is lost."""
     if not catalogue.tail:
         return catalogue
     return replace(catalogue, epoch=catalogue.epoch + 1, tail=False)
 
 
 class Encoder:
-    """Encodes catalogues that follow each other; what they share is encoded once. One thread."""
+    """Encodes successive catalogues; parts that they share are encoded once. One thread."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], tuple[State, KeptState, str]] = {}
-        """Of the last catalogue, by the ids of both objects, which so stay alive."""
+        """Encoded checkpoints of the last catalogue, by the `id` of the state before and of the
+        checkpoint. The value refers to both objects, so that their ids stay valid."""
 
     def encode(self, catalogue: Catalogue) -> bytes:
-        """Return the file's content. Objects keep their order: that of places is part of the
-        state."""
+        """Return the file's content. JSON objects keep their order, because the order of sessions'
+        places is part of the state."""
         before, kept = NOTHING, {}
         for one in catalogue.checkpoints:
             key = id(before), id(one)
@@ -220,14 +223,14 @@ class Encoder:
 
 
 def encode(catalogue: Catalogue) -> bytes:
-    """Return the content of a file of its own."""
+    """Return the content of a catalogue file that shares nothing with others."""
     return Encoder().encode(catalogue)
 
 
 def decode(content: bytes, path: str = PATH) -> Catalogue:
-    """Return the catalogue of a file's content; `path` names it in errors.
+    """Decode a catalogue from the content of its file; `path` is the file's name in errors.
 
-    Raises CorruptTableError, TableMismatchError: it is damaged, or of another format.
+    Raises CorruptTableError, TableMismatchError: the content is damaged, or of another format.
     """
     body = unseal(PATH, FORMAT, content, path)
     try:
@@ -253,7 +256,7 @@ def decode(content: bytes, path: str = PATH) -> Catalogue:
 
 
 def paths(catalogue: Catalogue) -> dict[str, int]:
-    """Return the files of log, base and ids that a catalogue names, and their sizes."""
+    """Return the bytes of each file of log, base and ids that a catalogue names, by path."""
     found = {segment.path: segment.bytes for segment in catalogue.segments}
     found |= {part.path: part.bytes for run in catalogue.runs for part in run}
     return found | {entry.path: entry.bytes for entry in catalogue.ids}

@@ -1,11 +1,11 @@
-"""Checking one file: header, size, trailer, key index, and each of its records; or each of its ids.
+"""The check of one file: header, size, trailer, key index and every record (or every id).
 
-A file is read from its first byte to its last, in pieces, and reading goes on behind damage: a
-piece that the disk does not return is halved until its damaged records are known. Therefore a check
-lists the damaged rows. Memory: the key index of the file and a piece.
+A file is read from its first byte to its last, in pieces, and reading continues after damage: if
+the disk does not return a piece, the piece is halved until the damaged records are known. Therefore
+a check can list the damaged rows. It needs memory for the file's key index and one piece.
 
-It needs no open store: a file that the catalogue names never changes, so one thread may check it
-while others use the store (`embstore.engine.scrubbing`).
+The check needs no open store: a file that the catalogue names never changes, so one thread can
+check it while other threads use the store (`embstore.engine.scrubbing`).
 """
 
 from collections.abc import Iterator
@@ -29,31 +29,31 @@ from embstore.storage.run import check_run_header, read_run_index
 from embstore.storage.segment import check_segment_header, read_segment_index
 
 PIECE_BYTES = 8 << 20
-"""Read at a time: a disk gives it at its full rate."""
+"""Bytes that are read at a time; a disk reads pieces of this size at its full rate."""
 _PIECE_KEYS = 1 << 18
 """Keys of an index that are decoded at a time."""
 DAMAGED_MAX = 1 << 20
-"""Keys of damaged rows that are listed of one file; others are counted."""
+"""Keys of damaged rows that are listed per file; the rest are only counted."""
 UNUSABLE = (CorruptTableError, TableMismatchError, StorageError, CapacityError)
-"""The errors of reading a damaged file."""
+"""The errors that reading a damaged file can raise."""
 
 RowsEntry = PartEntry | SegmentEntry
 
 
 class Records(NamedTuple):
-    """Records of a file that follow each other: row keys, and offset and bytes of each."""
+    """Consecutive records of a file: the row key, offset and bytes of each."""
 
     keys: Keys
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
     def between(self, low: int, high: int) -> "Records":
-        """Return those from one number to another."""
+        """Return the records numbered `low` to `high`, without `high`."""
         return Records(*(column[low:high] for column in self))
 
     @property
     def end(self) -> int:
-        """Where the last one ends."""
+        """The offset after the last record."""
         return int(self.offsets[-1] + self.sizes[-1])
 
 
@@ -64,21 +64,21 @@ class FileReport:
     path: str
     bytes: int
     rows: int = 0
-    """Records that were checked."""
+    """Number of records that were checked."""
     problems: list[str] = field(default_factory=list)
     damaged: Keys = field(default_factory=lambda: np.empty(0, np.int64))
-    """Row keys whose newest record in the file is wrong, ascending; at most DAMAGED_MAX."""
+    """Row keys whose newest record in the file is damaged, ascending; at most DAMAGED_MAX."""
     damaged_count: int = 0
     is_lost: bool = False
-    """Its rows are unknown: it is missing, or its size or index is wrong."""
+    """Whether the file's rows are unknown: it is missing, or its size or index is wrong."""
 
     def fail(self, problem: object) -> None:
-        """Note a problem; its text names the file."""
+        """Add a problem; its text names the file."""
         self.problems.append(str(problem))
 
 
 def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
-    """Return which of some row keys a file has, by its index; none, if it cannot be read."""
+    """Return whether a file's index has each row key, (n,) bool; all False if it is unreadable."""
     found = np.zeros(len(wanted), np.bool_)
     try:
         with closing(files.open(entry.path)) as file:
@@ -90,7 +90,7 @@ def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
 
 
 class FileCheck:
-    """A check of one file; `report` has the findings up to now. One thread."""
+    """A check of one file; `report` contains the findings so far. One thread."""
 
     def __init__(self, files: Files, store_id: bytes, entry: Entry) -> None:
         self.report = FileReport(entry.path, entry.bytes)
@@ -100,7 +100,7 @@ class FileCheck:
         self._wrong: list[tuple[Keys, NDArray[np.int64]]] = []  # row keys and offsets
 
     def run(self) -> Iterator[int]:
-        """Check the file; yields the bytes read after each piece."""
+        """Check the file; yield the number of bytes read after each piece."""
         report, entry = self.report, self._entry
         try:
             if not self._files.exists(report.path):
@@ -118,7 +118,7 @@ class FileCheck:
                 else:
                     for records in _records(file, entry):
                         yield from self._check_pieces(file, records)
-            except UNUSABLE as exc:  # of the index: records without it cannot be checked
+            except UNUSABLE as exc:  # error of the index: without it records cannot be checked
                 report.is_lost = True
                 report.fail(exc)
             if self._wrong:
@@ -189,7 +189,7 @@ class FileCheck:
 def _not_repeated(
     all_keys: Keys, keys: Keys, offsets: NDArray[np.int64], file: File, entry: SegmentEntry
 ) -> Keys:
-    """Return the keys of wrong records of a segment that have no later record in it."""
+    """Return the keys of damaged records of a segment that have no later record in it."""
     last: dict[int, int] = {}
     for records in _records(file, entry):
         here = np.isin(records.keys, keys)
@@ -247,7 +247,10 @@ def _records_of_part(file: File, entry: PartEntry) -> Iterator[Records]:
 
 
 def _checked_counts(index: KeyIndex, file: File) -> NDArray[np.int64]:
-    """Return the keys of each group of an index, which must agree with itself to be decoded."""
+    """Return the number of keys of each group of an index.
+
+    Decoding needs an index that agrees with itself; CorruptTableError if it does not.
+    """
     groups, counts, sizes, starts, places = index.directory.T
     ends = starts + counts * sizes
     lengths = np.diff(places, append=index.containers.nbytes)

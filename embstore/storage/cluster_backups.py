@@ -1,9 +1,10 @@
-"""Backups of a cluster: each shard's in a folder of its own, `shard-N`.
+"""Backups of a cluster: the backup of each shard is in its own folder, `shard-N`.
 
-A backup of a shard has its number and its map. All shards of a cluster are restored together, of
-one label, so that no shard is of another time than the others: a part of them, or different states,
-would make a store that opens, and whose model is wrong. That the backups belong together is checked
-before a file is copied.
+The backup of a shard contains the shard's number, its map and the mark of its checkpoint
+(`embstore.cluster_checkpoints`). All shards of a cluster are restored together, from backups of one
+checkpoint, because shards of different times would make a store that opens and whose model is
+wrong. Command numbers do not show the time of a backup, and neither do the t of tables: an `assign`
+changes rows without changing t. Therefore the marks are compared before any file is copied.
 
     SOURCE/shard-N    backups of shard N
     TARGET/shard-N    the result: the directory of shard N
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from embstore.cluster_checkpoints import identity_of
 from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restoring
@@ -25,7 +27,7 @@ _AGAIN = "back the cluster up again, under a label: embstore backup ... --label 
 
 
 def is_of_cluster(source: Destination) -> bool:
-    """Return whether there are backups of a cluster's shards, in folders of theirs."""
+    """Return whether a destination contains backups of a cluster's shards, in their folders."""
     return bool(source.list("shard-0/labels"))
 
 
@@ -40,18 +42,18 @@ def restore_cluster(
 
     Parameters
     ----------
-    source : path or URL that has the shards' folders
-    target : directory that gets `shard-N` of each
-    label : None: the label of the highest command number, among those that all shards have
-    store_id : returns the id of the next shard's store; None: the backup's
-    progress : called with the bytes done, and their total, for each shard
+    source : path or URL that contains the folders of the shards
+    target : directory in which `shard-N` is made for each shard
+    label : None: the label of the highest command number among the labels that all shards have
+    store_id : returns the id of the next shard's store; None: the id in the backup
+    progress : called per shard, with the bytes done so far and the total
 
     Raises
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
-    InvalidArgumentError : the backups are not of all shards of one cluster, with one map, at one
-        state; a directory is not empty.
-    CorruptTableError : a file is damaged. After any error no shard has a store, and directories
+    InvalidArgumentError : the backups are not of all shards of one cluster, with one map and of
+        one checkpoint; or a directory is not empty.
+    CorruptTableError : a file is damaged. After any error no shard has a store, and the directories
         are as they were.
     """
     first = _folder(source, 0)
@@ -65,10 +67,11 @@ def restore_cluster(
     shard_map = _checked(
         source, [place_of(s, chosen, b) for s, b in zip(sources, backups, strict=True)]
     )
-    if any(backup.head.tables != backups[0].head.tables for backup in backups):
+    kept = {_identity(chosen, backup) for backup in backups}
+    if len(kept) > 1 or None in kept:
         raise InvalidArgumentError(
-            f"{source}: expected backups {chosen!r} of one state of the tables, found that they "
-            f"differ between the shards, because clients were writing; {_AGAIN}"
+            f"{source}: expected backups of one checkpoint {chosen!r} of all shards, found that "
+            f"they differ between the shards; {_AGAIN}"
         )
     targets = [Files(target, f"shard-{shard}") for shard in range(count)]
     for files in targets:
@@ -83,6 +86,14 @@ def restore_cluster(
 
 def _folder(source: str, shard: int) -> Destination:
     return open_destination(source, f"shard-{shard}")
+
+
+def _identity(label: str, backup: Catalogue) -> str | None:
+    """Return the identity of a backup's checkpoint; None if no cluster made the checkpoint."""
+    kept = backup.checkpoint(label)
+    if kept is None or kept.state.commit != backup.head.commit:
+        return None
+    return identity_of(kept.described())
 
 
 def _label(label: str | None, of_shards: list[dict[str, Catalogue]]) -> str:

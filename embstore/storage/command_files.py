@@ -1,16 +1,17 @@
-"""The files of the command log: records in order, on the disk before they are acknowledged.
+"""The files of the command log: records in order, durable before they are acknowledged.
 
-command_records.py defines records, command_segments.py segments.
+command_records.py defines the form of records, command_segments.py the segments.
 
-**Group commit.** A thread writes and syncs the waiting records; records that come meanwhile are
-written and synced together next. There is no timer: a record that comes alone waits for its own
-sync, and the busier the store, the more records share one. With `sync_every_s` records are written
-at once, and synced that often.
+**Group commit.** A thread writes and syncs the waiting records; records that arrive meanwhile are
+written and synced together in the next round. There is no timer: a record that arrives alone waits
+only for its own sync, and the busier the store, the more records share a sync. With `sync_every_s`,
+records are written at once, and synced at that interval.
 
-Room is reserved before a command changes anything (`reserve`).
+Space is reserved before a command changes anything (`reserve`).
 
-**Removed.** A segment whose name has been removed is lost with the process. Therefore each sync
-checks that it is still there, before any of its records is acknowledged.
+**Removed files.** A segment whose name was removed from the directory is lost when the process
+ends. Therefore each sync checks that the name still exists before any record of the segment is
+acknowledged.
 """
 
 import errno
@@ -38,11 +39,11 @@ from embstore.storage.files import Files
 _PROMPT_BYTES = 16 << 10
 _PAUSE_S = 0.1
 _QUEUED_BYTES_MAX = 256 << 20
-"""Bytes that may wait to be written: beyond it commands wait for the disk."""
+"""Bytes that may wait to be written; above this, commands wait for the disk."""
 
 
 class _Waiting(NamedTuple):
-    """A record that waits to be written."""
+    """A record that is not yet written."""
 
     segment: Segment
     offset: int
@@ -54,13 +55,15 @@ class _Waiting(NamedTuple):
 
 
 class CommandFiles:
-    """Appends records. `reserve`, `append` and `segments` with the engine, the rest any thread.
+    """Appends records to the command log, and syncs them on a thread of its own.
+
+    `reserve`, `append` and `segments` are used with the engine, all else by any thread.
 
     Parameters
     ----------
-    read : the existing records, which have been read; new ones are appended behind them
-    sync_every_s : how long a record may be written and not yet synced; 0: not at all
-    failed : called once, on the log's thread, with the error of the log
+    read : the existing records, after they were read; new records are appended after them
+    sync_every_s : how long a record may be written and not yet synced; 0: it is synced at once
+    failed : called once, on the log's thread, with the error when the log fails
     """
 
     def __init__(
@@ -73,15 +76,15 @@ class CommandFiles:
         failed: Callable[[EmbstoreError], None],
     ) -> None:
         self.appended = 0
-        """Records so far: the mark of the last one."""
+        """Number of records appended so far, which is the mark of the last one."""
         self.written = 0
-        """The mark up to which records are written."""
+        """The mark up to which records have been written."""
         self.durable = 0
         """The mark up to which records are on the disk."""
         self.syncs = 0
-        """Syncs so far, each of all records that were written."""
+        """Number of syncs so far; each covers all records that were written before it."""
         self.progressed: Callable[[], None] = lambda: None
-        """Called on the log's thread after each sync, and when it has failed."""
+        """Called on the log's thread after each sync, and when the log has failed."""
         self.failure: EmbstoreError | None = None
         self._files = files
         self._sync_every_s = sync_every_s
@@ -92,46 +95,46 @@ class CommandFiles:
         self._queue: list[_Waiting] = []
         self._queued_bytes = 0
         self._is_closing = False
-        self._open: dict[int, Segment] = {}  # of the log's thread, by number; NEXT is missing
+        self._open: dict[int, Segment] = {}  # segments without a NEXT; for the log's thread only
         if end.segment:
             file = files.open(segment_path(end.segment), write=True)
             self._open[end.segment] = Segment(end.segment, file, 0, end.offset)
         self._unsynced: dict[int, Segment] = {}
         self._sync_at = 0.0
-        self._sync_now = 0  # the mark up to which somebody waits for it
+        self._sync_now = 0  # the mark up to which a caller waits for a sync
         self._synced = self._end = end
         self._thread = threading.Thread(target=self._run, name="command log", daemon=True)
         self._thread.start()
 
     @property
     def synced(self) -> Place:
-        """Where the log is on the disk; at least up to `durable`, if that was read before. Any
-        thread."""
+        """The position up to which the log is on the disk. It covers at least the records up to
+        `durable`, if `durable` was read before. Any thread."""
         return self._synced
 
     # Appending
 
     def reserve(self, size: int) -> None:
-        """Reserve room for a record with a body of at most `size` bytes.
+        """Reserve space for a record with a body of at most `size` bytes.
 
         Raises
         ------
-        CapacityError : no room; nothing has changed.
-        StorageError, StoreClosedError : the log has failed, or is closed.
+        CapacityError : there is not enough space; nothing has changed.
+        StorageError, StoreClosedError : the log has failed or is closed.
         """
         with self._changed:
             self._check_going()
             while self._queued_bytes > _QUEUED_BYTES_MAX:
                 self._changed.wait()
                 self._check_going()
-        self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # and for a last record
+        self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # and space for a last record
 
     def append(self, kind: int, command: int, parts: Sequence[Part], life: int = 0) -> int:
-        """Append a record for which room was set aside, of a command with its life, and return its
-        mark.
+        """Append a record for which space was reserved; return its mark. `life` is the life of its
+        command.
 
-        The parts are read by the log's thread: they stay as they are until `written` has come to
-        the mark.
+        The log's thread reads the parts: the caller must not change them until `written` has
+        reached the mark.
         """
         segment = self.segments.newest
         assert segment is not None
@@ -140,7 +143,7 @@ class CommandFiles:
         end, mark = segment.end + record_bytes(size), self.appended + 1
         with self._changed:
             queued_bytes = self._queued_bytes + size
-            self._queue.append(waiting)  # with all of this, or, should memory run out, none
+            self._queue.append(waiting)  # first: if memory runs out here, nothing has changed
             segment.end, self._queued_bytes, self.appended = end, queued_bytes, mark
             self._changed.notify_all()
         return mark
@@ -148,18 +151,18 @@ class CommandFiles:
     # Waiting
 
     def sync(self) -> None:
-        """Return once all records so far are durable, which are synced now."""
+        """Sync all records appended so far, before `sync_every_s`; return once they are durable."""
         with self._changed:
             mark = self._sync_now = self.appended
             self._changed.notify_all()
         self.wait(mark)
 
     def wait(self, mark: int, *, written: bool = False) -> None:
-        """Return once a record is durable, or `written`.
+        """Return once a record is durable, or, if `written` is true, once it is written.
 
         Raises
         ------
-        StorageError, StoreClosedError : the log has failed, or was closed, before that.
+        StorageError, StoreClosedError : the log failed, or was closed, before that.
         """
         with self._changed:
             while (self.written if written else self.durable) < mark:
@@ -167,14 +170,14 @@ class CommandFiles:
                 self._changed.wait()
 
     def let_read(self) -> None:
-        """Return once the parts of all records so far have been read; an interrupt is raised then,
-        and not before."""
+        """Return once the parts of all records appended so far have been read. An interrupt during
+        the wait is raised only then, so that the caller can change the parts afterwards."""
         interrupt: BaseException | None = None
         mark = self.appended
         while self.written < mark and self.failure is None and self._thread.is_alive():
             try:
                 with self._changed:
-                    self._changed.notify_all()  # an interrupted command may not have
+                    self._changed.notify_all()  # an interrupted command may not have done so
                     self._changed.wait(_PAUSE_S)
             except BaseException as exc:
                 interrupt = exc
@@ -224,7 +227,7 @@ class CommandFiles:
             self._write(record)
         if batch:
             self._note(written=self.written + len(batch), queued=sum(r.size for r in batch))
-        del batch  # arrays are not kept until the next record comes
+        del batch  # its arrays are freed now, not when the next record arrives
         left = self._left_s
         if left is not None and (is_last or left <= 0):
             self._sync()
@@ -232,7 +235,7 @@ class CommandFiles:
 
     @property
     def _left_s(self) -> float | None:
-        """When the next sync is due; None: nothing is to be synced."""
+        """Seconds until the next sync is due; None: there is nothing to sync."""
         if not self._unsynced:
             return None
         return 0.0 if self._sync_now > self.durable else self._sync_at - monotonic()
@@ -258,7 +261,7 @@ class CommandFiles:
                 raise removed(segment.file.path)
         self._unsynced.clear()
         for number in [n for n in self._open if n < self._end.segment]:
-            last = self._open.pop(number)  # nothing is appended to it any more
+            last = self._open.pop(number)  # no more records are appended to it
             with closing(last.file) as file:
                 file.write(last.end, next_record(number, self._end))
                 file.sync()
@@ -277,18 +280,18 @@ class CommandFiles:
             self.progressed()
 
     def _fail(self, error: EmbstoreError) -> None:
-        if not isinstance(error, StorageError):  # room was set aside: no lack that could be mended
+        if not isinstance(error, StorageError):  # space was reserved: freeing space mends nothing
             error = StorageError(errno.EIO, f"the command log: {error}")
         self._failed(error)  # first: later observers find the store failed
         with self._changed:
             self.failure = error
-            self._open |= {r.segment.number: r.segment for r in self._queue}  # to be closed
+            self._open |= {r.segment.number: r.segment for r in self._queue}  # `close` closes them
             self._queue.clear()
             self._changed.notify_all()
         self.progressed()
 
     def close(self) -> None:
-        """Write and sync the waiting records, and end. Closing twice is harmless."""
+        """Write and sync the waiting records, and end the thread. Closing twice is harmless."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()

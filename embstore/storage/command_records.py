@@ -1,35 +1,37 @@
-"""Records of the command log: their form on the disk, and their state after a crash.
+"""Records of the command log: their form on the disk, and reading them after a crash.
 
-    commands/000000000003.commands    header page (number, where the segment before ends, bytes of
-                                      this one), records
+    commands/000000000003.commands    header page (number, the end of the segment before, bytes of
+                                      this segment), records
 
 A record begins at a multiple of 64 bytes. Its head has 64 bytes: magic (4), kind (4), command
 number (8), bytes of the body (8), **synced segment** and **synced offset** (16), CRC-32 of the body
 (8), the command's life (8; lives.py), CRC-32 of these 56 bytes and the segment's number (8). The
 body follows.
 
-**Torn tails.** After a crash the last records may be there in part, or later ones without earlier
-ones: they were not acknowledged, so reading ends before the first that is not whole. A record that
-*was* synced and is not whole is damage of acknowledged data. Each record has the place up to which
-the log was synced when it was written, so any later one shows it. (In the last group there is no
-later one: damage there cannot be distinguished from a torn write.)
+**Torn tails.** After a crash the last records may exist in part, or later records may exist without
+earlier ones. None of these was acknowledged, so reading ends before the first record that is not
+whole. A record that *was* synced and is not whole is damage of acknowledged data. The two cases are
+distinguished by later records: each record contains the position up to which the log was synced
+when the record was written. (The last group has no later record: damage in it cannot be
+distinguished from a torn write.)
 
 **Missing and cut segments.** A segment is *sure* once its header, its length and its first records
-are on the disk. The catalogue names a sure one; and when a segment is sure, the one before gets a
-last record (NEXT), which marks that. Only then is a command of it acknowledged. Therefore each
-segment that may have acknowledged commands is known to have begun: where it is missing, or its
-first records are not whole, they are lost, which is damage. A segment always has the length that
-its header says; one of another length was cut short. The rest of it is read, and the reader reports
-it (`cut`): commands may be lost.
+are on the disk. The catalogue names a sure segment; every later segment that becomes sure is marked
+by a last record (NEXT) in the segment before it. Only then are its commands acknowledged. Therefore
+every segment that may contain acknowledged commands is known to have begun. If such a segment is
+missing, or its first records are not whole, acknowledged commands are lost, which is damage. A
+segment always has the length that its header records; a segment of another length was cut short.
+The rest of it is read, and the reader reports it (`cut`), because commands may be lost.
 
-A crash may leave the header of a segment without its first record. If it is not known to have
-begun, it has not: the log ends in the segment before, and a later life begins this one anew.
-Continuing behind it would make a segment sure that has no first record.
+A crash may leave the header of a segment without its first record. A segment that is not known to
+have begun counts as not begun: the log ends in the segment before, and a later life begins this
+segment anew. Appending to it instead would make a segment sure that has no first record.
 
-**Another life.** A process that continues after a crash writes the records again that were not
-known to be synced, and syncs them: after a failed sync the system has pages that it takes for
-clean, and that are not on the disk. It removes the segments behind the torn tail (`go_on_behind`),
-and begins a segment of its own, which has the end of the one before.
+**Another life.** A process that continues after a crash writes again the records that were not
+known to be synced, and syncs them: after a failed sync the system may have pages in memory that it
+takes for clean although they are not on the disk. The process then removes the segments after the
+torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the segment
+before.
 """
 
 import struct
@@ -56,13 +58,13 @@ _COPY_BYTES = 8 << 20
 Part = bytes | memoryview
 
 COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS, NEXT = 1, 2, 3, 4, 5, 6
-"""Kinds of records: a command; answers; a session's place, forgotten; a label that was made; all
-labels that are kept; the next segment is sure. A command has a number of its own, the others that
-of the command before, and NEXT none."""
+"""Kinds of records: a command; answers; the place of a session was forgotten; a label was made; the
+list of all kept labels; the next segment is sure. Each command has its own number. The other kinds
+have the number of the command before them, and NEXT has 0."""
 
 
 class Place(NamedTuple):
-    """A place in the log, in its order."""
+    """A position in the log. Positions compare in the order of the log."""
 
     segment: int
     offset: int
@@ -76,7 +78,7 @@ class Record(NamedTuple):
     body: bytes
     path: str
     life: int = 0
-    """Of a command: the life that gave it its number."""
+    """For a command: the life that gave it its number."""
 
 
 def segment_path(number: int) -> str:
@@ -85,7 +87,7 @@ def segment_path(number: int) -> str:
 
 
 def spare_path(number: int) -> str:
-    """Return the path of a released segment, which is to be overwritten."""
+    """Return the path of a released segment, which will be overwritten."""
     return f"{DIRECTORY}/{number:012d}{_SPARE_SUFFIX}"
 
 
@@ -100,7 +102,10 @@ def record_bytes(size: int) -> int:
 def pieces_of(
     number: int, kind: int, command: int, synced: Place, parts: Sequence[Part], life: int = 0
 ) -> Iterator[Part]:
-    """Yield a record of segment `number`, head and body, in pieces that are worth a call each."""
+    """Yield a record of segment `number`, head and body, in pieces to be written one by one.
+
+    Small parts are joined, so that each piece is large enough for a system call.
+    """
     size = crc = 0
     for part in parts:
         size += len(part)
@@ -120,7 +125,7 @@ def pieces_of(
 
 
 def next_record(number: int, synced: Place) -> bytes:
-    """Return the record that ends segment `number`: the next one is sure."""
+    """Return the record that ends segment `number`; it marks the next segment as sure."""
     return b"".join(pieces_of(number, NEXT, 0, synced, ()))
 
 
@@ -134,25 +139,25 @@ def _head_crc(head: bytes, number: int) -> int:
 class RecordReader:
     """Reads the records of all segments, in order, up to the torn tail if there is one.
 
-    `begin` is from the catalogue: the first segment to read, and the place up to which it was
-    durable then; None: there is no log.
+    `begin` is from the catalogue: the first segment to read, and the position up to which the log
+    was durable at the commit; None: there is no log.
 
-    Raises CorruptTableError: a record that was durable is not whole, or a segment is missing.
+    Raises CorruptTableError if a record that was durable is not whole, or if a segment is missing.
     """
 
     def __init__(self, files: Files, store_id: bytes, begin: Place | None) -> None:
         self.end = Place(0, 0)
-        """The end of the records read so far."""
+        """The end of the records that were read so far."""
         self.synced = begin or Place(0, 0)
-        """Up to where they are known to be on the disk."""
+        """The position up to which records are known to be on the disk."""
         self.ends: dict[int, int] = {}
-        """The end of the records of each segment that was read."""
+        """The end of the records in each segment that was read, by segment number."""
         self.bytes: dict[int, int] = {}
-        """The full length of each segment that was read."""
+        """The full length of each segment that was read, by segment number."""
         self.sure: set[int] = set()
-        """Segments that were known to have begun."""
+        """Numbers of the segments that are known to have begun."""
         self.cut: dict[int, str] = {}
-        """Segments that were cut short, in words."""
+        """A message for each segment that was cut short, by segment number."""
         self.begin = begin
         self._files = files
         self._store_id = store_id
@@ -171,7 +176,7 @@ class RecordReader:
                 )
             with closing(self._files.open(path)) as file:
                 if not self._begins(file, number, is_sure):
-                    break  # the log continues behind a record that is not whole
+                    break  # the log was continued after a record that is not whole
                 is_sure = yield from self._records(file, number)
             number += 1
         for number in numbers:
@@ -179,8 +184,8 @@ class RecordReader:
                 self._check_torn(number)
 
     def _begins(self, file: File, number: int, is_sure: bool) -> bool:
-        """Begin with a segment; return False where none of its records was acknowledged, and it
-        does not follow the last one, or has no first record."""
+        """Begin to read a segment. Return False if none of its records was acknowledged, and it
+        does not follow the last segment or has no first record."""
         found, before, size = self._header(file, number)
         is_first = not self.ends
         is_next = found == number and (is_first or before == self.end.offset)
@@ -196,15 +201,15 @@ class RecordReader:
         return True
 
     def _header(self, file: File, number: int) -> tuple[int, int, int]:
-        """Return the number of a segment, where the one before ended, and its bytes; zeros where
-        the header was never written."""
+        """Return the number of a segment, the end of the segment before it, and its own bytes.
+        All are 0 if the header was never written."""
         page = file.read(0, PAGE_BYTES)
         if not any(page):
             return 0, 0, 0
         return unpack_header(page, COMMANDS_MAGIC, self._store_id, file.path)
 
     def _records(self, file: File, number: int) -> Generator[Record, None, bool]:
-        """Yield the records of a segment; return whether the next one is sure."""
+        """Yield the records of a segment; return whether the next segment is sure."""
         is_followed = False
         while (found := _record(file, number, self.end.offset)) is not None:
             head, body = found
@@ -220,7 +225,7 @@ class RecordReader:
         return is_followed
 
     def _check_torn(self, number: int) -> None:
-        """Check that no record behind the end says that the log was synced beyond it."""
+        """Check that no record after the end shows that the log was synced beyond the end."""
         path = segment_path(number)
         with closing(self._files.open(path)) as file:
             first = self.end.offset if number == self.end.segment else PAGE_BYTES
@@ -236,9 +241,9 @@ class RecordReader:
 
 
 def _is_beyond(content: bytes, number: int, end: Place) -> bool:
-    """Return whether a record in a piece of a segment says that the log was synced beyond a place.
+    """Return whether a record in a piece of a segment shows that the log was synced beyond `end`.
 
-    The old content of an overwritten segment is searched at once, not head by head.
+    The old content of an overwritten segment is searched as a whole, not head by head.
     """
     words = np.frombuffer(content, "<u8", len(content) // _ALIGNMENT * 8).reshape(-1, 8)
     segments, offsets = words[:, 3], words[:, 4]
@@ -249,7 +254,7 @@ def _is_beyond(content: bytes, number: int, end: Place) -> bool:
 
 
 class Unpacked(NamedTuple):
-    """The head of a record."""
+    """The decoded head of a record."""
 
     kind: int
     command: int
@@ -260,7 +265,7 @@ class Unpacked(NamedTuple):
 
 
 def unpacked(data: bytes, number: int) -> Unpacked | None:
-    """Return the head of a record of a segment; None if it is none."""
+    """Decode the head of a record of a segment; None if the bytes are no valid head."""
     if len(data) < _HEAD.size:
         return None
     magic, kind, command, size, segment, offset, crc, life, own = _HEAD.unpack(data)
@@ -270,7 +275,7 @@ def unpacked(data: bytes, number: int) -> Unpacked | None:
 
 
 def _record(file: File, number: int, offset: int) -> tuple[Unpacked, bytes] | None:
-    """Return the record at an offset; None if there is no whole one."""
+    """Return the record at an offset; None if there is no whole record."""
     head = unpacked(file.read(offset, _HEAD.size), number)
     if head is None:
         return None
@@ -281,7 +286,7 @@ def _record(file: File, number: int, offset: int) -> tuple[Unpacked, bytes] | No
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of the segments that are there, ascending."""
+    """Return the numbers of the existing segments, ascending."""
     return _numbers(files, _SUFFIX)
 
 
@@ -291,24 +296,24 @@ def _numbers(files: Files, suffix: str) -> list[int]:
 
 
 def remove_segments(files: Files) -> None:
-    """Remove all segments: their commands are committed."""
+    """Remove all segments, after their commands were committed."""
     for number in segment_numbers(files):
         files.discard(segment_path(number))
     for number in _numbers(files, _SPARE_SUFFIX):
         files.discard(spare_path(number))
     if files.exists(DIRECTORY):
-        files.sync_directory(DIRECTORY)  # or they come back together with others
+        files.sync_directory(DIRECTORY)  # else they could come back together with later segments
 
 
 def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
-    """Make the read records durable, and their segments sure; remove later segments, and return the
-    numbers of segments and spares."""
+    """Make the read records durable, and their segments sure; remove later segments. Return the
+    numbers of the remaining segments, and of the spares."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
         if number > read.end.segment:
             files.remove(segment_path(number))
     kept = [number for number in numbers if number <= read.end.segment]
-    for number in reversed(read.ends):  # a segment is sure before the one before says so
+    for number in reversed(read.ends):  # a segment becomes sure before its predecessor gets NEXT
         is_sound = number + 1 in read.sure and number not in read.cut
         if number >= read.synced.segment or not is_sound:
             with closing(files.open(segment_path(number), write=True)) as file:
@@ -316,7 +321,7 @@ def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]
     spares = _numbers(files, _SPARE_SUFFIX)
     usable = [n for n in spares if n < read.end.segment and n not in kept]
     for number in spares:
-        if number not in usable:  # of another log, or a second name of a file that is needed
+        if number not in usable:  # it is from another log, or a second name of a needed file
             files.remove(spare_path(number))
     if numbers or spares:
         files.sync_directory(DIRECTORY)

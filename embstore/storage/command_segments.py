@@ -1,12 +1,14 @@
-"""The segments of the command log, for the thread that has the engine: each has its room at once.
+"""The segments of the command log. Each gets its whole space when it is begun.
 
-A segment gets all of its bytes when it is begun, so that a full disk refuses the command before it
-changes anything, a sync has no new size to write, and a segment of another length was cut short.
-The next one is as long as the log by then: so a short log takes little, and a long one has few
-segments.
+Allocating all bytes of a segment at once has three effects: a full disk refuses a command before
+the command changes anything; a sync has no new file size to write; and a segment of another length
+is known to have been cut short. A new segment is as long as the log at that time, so that a short
+log takes little space, and a long log has few segments.
 
-A segment whose records a commit has is written over: that is several times as fast as to write
-where nothing was. Until then it has the name of a **spare**.
+A segment whose records are in a commit is overwritten by a later segment, because that is several
+times as fast as writing to a new file. Until then it has the name of a **spare**.
+
+All functions but `missing` run on the thread that has the engine.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,7 @@ _SEGMENT_BYTES_LEAST = 64 << 10
 
 @dataclass
 class Segment:
-    """A segment that is appended to."""
+    """The segment to which records are appended."""
 
     number: int
     file: File
@@ -39,19 +41,19 @@ class Segment:
 
     @property
     def left(self) -> int:
-        """Bytes of it that no record has."""
+        """Bytes of the segment that no record occupies."""
         return self.bytes - self.end
 
 
 class CommandSegments:
-    """The segments that there are, behind those that were `read`. With the engine, but for
-    `missing`."""
+    """The existing segments of the command log. New segments follow the segments that were
+    `read`."""
 
     def __init__(self, files: Files, store_id: bytes, read: RecordReader) -> None:
         self.newest: Segment | None = None
-        """The segment that records are appended to; None: the next record begins one."""
+        """The segment to which records are appended; None: the next record begins a segment."""
         self.needed: Callable[[list[int]], int | None] = lambda numbers: None
-        """Returns the first of the segments that are still read; None: none is."""
+        """Returns the first of the given segments that is still being read, or None."""
         self.numbers, self._spares = go_on_behind(files, read)
         self._files = files
         self._store_id = store_id
@@ -60,19 +62,19 @@ class CommandSegments:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segments that no commit has."""
+        """Bytes of all segments whose records are in no commit."""
         return self._bytes_before + (self.newest.end if self.newest else 0)
 
     def missing(self) -> str:
-        """Return a segment that is not there any more; "": all are. Any thread."""
+        """Return the path of a segment whose file was removed; "" if none was. Any thread."""
         numbers, there = list(self.numbers), segment_numbers(self._files)
         gone = next((n for n in numbers if n not in there and n in self.numbers), None)
         return "" if gone is None else segment_path(gone)
 
     def reserve(self, size: int) -> None:
-        """Make room for `size` bytes of records in the newest segment.
+        """Reserve `size` bytes for records in the newest segment, or in a new one.
 
-        Raises CapacityError: there is none; nothing has changed.
+        Raises CapacityError if there is not enough space; nothing has changed then.
         """
         if self.newest is not None and self.newest.left < size:
             self.end()
@@ -80,7 +82,7 @@ class CommandSegments:
             self.newest = self._begun(PAGE_BYTES + size)
 
     def end(self) -> None:
-        """Let the next record be the first of a segment."""
+        """End the newest segment: the next record will be the first of a new segment."""
         segment, self.newest = self.newest, None
         if segment is None:
             return
@@ -94,9 +96,9 @@ class CommandSegments:
         self._files.discard(segment_path(segment.number))
 
     def forget(self, first: int) -> None:
-        """Release the segments before one that a commit has begun, except needed ones; their
-        records are written. Spares are kept, up to the number of segments that the log had at this
-        commit."""
+        """Release the segments before number `first`, which a commit has begun; segments that are
+        `needed` stay. All records of the released segments must have been written. The released
+        segments become the spares, and earlier spares are removed."""
         needed = self.needed(list(self.numbers))
         first = first if needed is None else min(first, needed)
         old = [number for number in self.numbers if number < first]
@@ -113,11 +115,11 @@ class CommandSegments:
         self._bytes_before = 0
 
     def _begun(self, needed: int) -> Segment:
-        """Begin a segment of `needed` bytes, or more."""
+        """Begin a segment of `needed` bytes or more."""
         number = self._number + 1
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)
-        # The last ones are the longest; should this fail, it is a spare no more.
+        # The last spares are the longest. If this fails, the file is no longer counted as a spare.
         spare = spare_path(self._spares.pop()) if self._spares else ""
         if spare and self._files.exists(spare):
             self._files.rename(spare, path)
@@ -125,8 +127,8 @@ class CommandSegments:
         else:
             file = self._files.create(path)
         try:
-            # First: a file that is written over has lost its other names by then. And now: of two
-            # names that wait for one sync, one may be lost without the other.
+            # First: a file that is overwritten must have lost its other names by then. And now: if
+            # two names wait for one sync, one may be lost without the other.
             self._files.sync_directory(DIRECTORY)
             size = file.size
             if size < needed:
@@ -142,13 +144,13 @@ class CommandSegments:
         return Segment(number, file, size)
 
     def _allocate(self, file: File, needed: int) -> int:
-        """Reserve as many bytes as the log has by now; where there is no room for them, only
-        `needed`. Return their number."""
+        """Allocate the present size of the log, or only `needed` bytes if there is not enough space
+        for that. Return the number of bytes."""
         wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
         least, size = (-(-n // PAGE_BYTES) * PAGE_BYTES for n in (needed, max(needed, wanted)))
         try:
             file.allocate(0, size)
         except CapacityError:
-            file.truncate(0)  # there may be a part of it
+            file.truncate(0)  # a part may have been allocated
             file.allocate(0, size := least)
         return size

@@ -1,8 +1,8 @@
-"""The command log as a stream of bytes: a leader reads it from its files, a standby takes it apart.
+"""The command log as a stream of bytes, which a leader reads from its files and a standby parses.
 
-The stream has the segments' bytes behind their header pages, record by record and byte by byte,
-with the place where each piece begins. Therefore a standby checks a record as recovery does: by its
-magic, its place and its checksums.
+The stream contains the segments' bytes after their header pages, unchanged and in order, with the
+position at which each piece begins. Therefore a standby can check a record as recovery does: by its
+magic, its position and its checksums.
 """
 
 import zlib
@@ -24,24 +24,24 @@ from embstore.storage.files import File, Files
 from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, unpack_header
 
 START = PAGE_BYTES
-"""Offset of a segment's first record."""
+"""The offset of a segment's first record."""
 
 
 class SegmentReader:
-    """Reads the log from a place on, never beyond the synced part. One thread at a time.
+    """Reads the log from a position on, never beyond its synced part. One thread at a time.
 
-    The caller keeps the segments from `place.segment` on from being released.
+    The caller must prevent the release of segments from `place.segment` on.
     """
 
     def __init__(self, files: Files, store_id: bytes, place: Place) -> None:
         self.place = place
-        """The place of the next bytes."""
+        """The position of the next bytes."""
         self._files = files
         self._store_id = store_id
         self._file: File | None = None
 
     def read(self, synced: Place, bytes_max: int) -> tuple[Place, bytes] | None:
-        """Return the next bytes of one segment, and where they begin; None: there are none yet."""
+        """Return the next bytes of one segment and their position; None: there are no more yet."""
         while self.place < synced:
             end = synced.offset if self.place.segment == synced.segment else self._end()
             if self.place.offset < end:
@@ -56,7 +56,7 @@ class SegmentReader:
         return None
 
     def skip(self, synced: Place, command: int) -> None:
-        """Go on to the first record that follows a command."""
+        """Skip to the first record that follows a command."""
         while self.place < synced:
             end = synced.offset if self.place.segment == synced.segment else self._end()
             while self.place.offset < end:
@@ -72,7 +72,7 @@ class SegmentReader:
             self.place = Place(self.place.segment + 1, START)
 
     def first_command(self) -> int:
-        """Return the number of the record that is read next."""
+        """Return the command number in the head of the next record."""
         return self._head().command
 
     def _head(self) -> Unpacked:
@@ -83,7 +83,7 @@ class SegmentReader:
         return head
 
     def _end(self) -> int:
-        """Return where the present segment ends, which the next one says."""
+        """Return the end of the present segment, which the header of the next segment contains."""
         path = segment_path(self.place.segment + 1)
         with closing(self._files.open(path)) as file:
             page = file.read(0, PAGE_BYTES)
@@ -95,26 +95,26 @@ class SegmentReader:
         return self._file
 
     def close(self) -> None:
-        """Close the file that is read. Closing twice is harmless."""
+        """Close the file that is being read. Closing twice is harmless."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class RecordStream:
-    """Takes records out of pieces of the log as they come.
+    """Parses records from pieces of the log as the pieces arrive.
 
-    Raises CorruptTableError: the bytes are no record, or do not follow the previous one.
+    Raises CorruptTableError if the bytes are no record, or do not follow the previous piece.
     """
 
     def __init__(self, body_bytes_max: int) -> None:
         self.place = Place(0, 0)
-        """The end of the records taken so far."""
+        """The end of the records that were parsed so far."""
         self._body_bytes_max = body_bytes_max
         self._rest = bytearray()
 
     def add(self, begin: Place, piece: bytes) -> Iterator[Record]:
-        """Yield the records that a piece makes whole."""
+        """Yield the records that are complete once this piece is added."""
         self._follow(begin)
         self._rest += piece
         at = 0
@@ -135,7 +135,7 @@ class RecordStream:
             raise CorruptTableError(f"expected the log to go on at {expected}, found {begin}")
 
     def _whole(self, at: int) -> Record | None:
-        """Return the record that begins `at` bytes into the rest; None: it is not whole yet."""
+        """Return the record that begins `at` bytes into the rest; None: it is not complete yet."""
         if len(self._rest) - at < HEAD_BYTES:
             return None
         head = unpacked(bytes(self._rest[at : at + HEAD_BYTES]), self.place.segment)

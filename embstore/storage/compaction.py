@@ -1,9 +1,10 @@
 """A compaction: the live records of some log segments, written to one new segment.
 
-It takes segments of which less than half is live, or many small ones. Liveness is taken from the
-index, which describes the state in memory; so committed segments are judged only directly after a
-commit, when memory and commit agree, and frozen ones never. At other times uncommitted segments
-qualify: a cache that thrashes between two checkpoints must not fill the disk.
+A compaction takes segments of which less than half is live, or many small segments. Liveness is
+read from the log index, which describes the state in memory. Therefore committed segments are
+judged only directly after a commit, when memory and commit agree, and frozen segments are never
+judged. At other times only uncommitted segments qualify: a cache that thrashes between two
+checkpoints must not fill the disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,17 +31,17 @@ from embstore.storage.segment import (
 
 @dataclass
 class Compaction:
-    """One compaction: its input, and, once it has run, its result."""
+    """One compaction: its input and, after it has run, its result."""
 
     segments: list[Segment]  # oldest first
-    keys: Keys  # the live records, ascending by key, tombstones after the others
+    keys: Keys  # of the live records: rows by ascending key, then tombstones by ascending key
     positions: NDArray[np.int64]
     writer: SegmentWriter
     result: Segment | None = None
 
     @classmethod
     def due(cls, contents: Contents) -> "Compaction | None":
-        """Return one if it is due. Engine thread only."""
+        """Return a compaction if one is due. Engine thread only."""
         log, limits = contents.log, contents.limits
         sealed = [s for s in log.segments if not log.is_frozen(s)]
         agreeing = not (log.uncommitted or log.appending_records or log.forgetful)
@@ -58,7 +59,7 @@ class Compaction:
         keys, positions = keys[order], positions[order]
         smallest = RECORD_HEADER_BYTES + ROW_ALIGNMENT_BYTES
         size = max((run[2] for s in chosen for run in s.runs), default=smallest)
-        runs = len(np.unique(keys >> KEY_BITS))  # a run takes less than a record does
+        runs = len(np.unique(keys >> KEY_BITS))  # an entry of a run is smaller than a record
         writer = log.new_writer(capacity_for(len(keys) + runs + 2, size, 4096))
         return cls(chosen, keys, positions, writer)
 
@@ -75,7 +76,7 @@ class Compaction:
         reached("compaction:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue | None:
-        """Return the catalogue with the new segment, if the old ones were committed."""
+        """Return the catalogue with the new segment; None if the old segments are uncommitted."""
         number = self.segments[-1].commit
         if self.result is not None:
             self.result.commit = number
@@ -83,7 +84,7 @@ class Compaction:
 
     def install(self, contents: Contents) -> Iterator[int]:
         """Make the result current, in slices, and remove the replaced segments."""
-        if not len(self.keys):  # nothing was live: there is no new segment
+        if not len(self.keys):  # no record was live, so there is no new segment
             self.discard(contents)
             self.result = None
         elif self.result is not None and self.result.commit:
@@ -97,7 +98,7 @@ class Compaction:
         contents.log.abandon(self.writer)
 
     def _catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with the new segment where the newest of the old ones was."""
+        """Return the catalogue with the new segment in the position of the newest old segment."""
         result = self.result if len(self.keys) else None
         catalogue = contents.catalogue
         merged = {s.number for s in self.segments}

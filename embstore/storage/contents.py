@@ -1,16 +1,16 @@
 """An open directory: the current catalogue, and the log, base and ids that it names.
 
 `use` makes a catalogue the current one, at opening and after a restore: it opens the files that the
-catalogue names and removes all others, the leftovers of a crash. `replace_catalogue` is the commit:
-one rename.
+catalogue names, and removes all other files of the store as leftovers of a crash.
+`replace_catalogue` is the commit, which is one rename.
 
-A directory becomes a store in this order, each step durable before the next: the lock file,
-store.json, the first catalogue. Therefore a store.json without a catalogue is an interrupted
-creation, if there is nothing else; with other files it is a store that has lost its catalogue.
+A directory becomes a store in three steps, each durable before the next: the lock file, store.json,
+the first catalogue. Therefore a store.json without a catalogue, and without any other files, is an
+interrupted creation. With other files it is a store that has lost its catalogue.
 
-**Failure.** Refusals come before anything changes. If the disk fails after that point, memory and
-disk may disagree, so the contents are *failed*: everything but closing is refused, nothing more is
-committed, and opening the directory again finds the last commit.
+**Failure.** Commands are refused before anything changes. If the disk fails after that point,
+memory and disk may disagree, so the contents are *failed*: every operation except closing is
+refused, and nothing more is committed. Opening the directory again finds the last commit.
 """
 
 import errno
@@ -53,10 +53,11 @@ from embstore.storage.tiers import arranged
 IDENTITY = "store.json"
 LOCK = "LOCK"
 LINKS = "backup"
-"""Second names of files that are being backed up (backup.py); after a crash a leftover."""
+"""Directory for second names of files that are being backed up (backup.py); after a crash a
+leftover."""
 _UNFINISHED = {LOCK, f"{IDENTITY}.new", "lost+found"}
 _SHOWN = 3
-"""Other files that a refusal names, at most."""
+"""Number of other files that a refusal names at most."""
 
 
 class Contents:
@@ -71,8 +72,8 @@ class Contents:
         self.files = files
         self.read_only = read_only
         self.limits = limits
-        self.names: dict[int, str] = {}  # for messages: of every table opened so far
-        self._sparse: set[int] = set()  # likewise: ids of those of sparse keys
+        self.names: dict[int, str] = {}  # for messages: names of all tables opened so far, by id
+        self._sparse: set[int] = set()  # for messages: ids of the tables with sparse keys
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
         self.irreversible = Irreversible(self)
@@ -97,7 +98,7 @@ class Contents:
         return bytes.fromhex(self.catalogue.store_id)
 
     def use(self, catalogue: Catalogue) -> None:
-        """Make a catalogue the current one: open its files, remove others."""
+        """Make a catalogue the current one: open its files, and remove the store's other files."""
         self.catalogue = catalogue
         for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
             for table in state.tables:
@@ -107,7 +108,7 @@ class Contents:
         self._load_log(catalogue)
         for table_id in catalogue.table_ids() - catalogue.head.table_ids:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
-        self.log.forgetful = False  # forgotten records are not in the head
+        self.log.forgetful = False  # the head does not name these tables
         self.ids = Ids(self.files, self.store_id, self._new_number)
         self.ids.load(catalogue)
         number = self._remove_unnamed()
@@ -129,17 +130,19 @@ class Contents:
                 self.log.freeze()
             self.log.load(entry)
         if interval != len(catalogue.checkpoints):
-            self.log.freeze()  # nothing is newer than the newest checkpoint
+            self.log.freeze()  # no segment is newer than the newest checkpoint
 
     def name(self, table: TableEntry) -> None:
-        """Note the name of a table, and which keys it has, for messages."""
+        """Remember a table's name, and whether its keys are sparse, for messages."""
         self.names[table.table_id] = str(table.identity["name"])
         if table.identity["key_space"] == "sparse":
             self._sparse.add(table.table_id)
 
     def wrong_record(self, row_key: int, which: str) -> CorruptTableError:
-        """Return the error that a row's record, the log's or `which`, is not what was written. It
-        names the key; of sparse keys, where the id is not known any more, the row number."""
+        """Return the error for a damaged record of a row. `which` is "log's", "base's" or "stored".
+
+        The error names the key, or the row number of a sparse key whose id is not known any more.
+        """
         table_id, key = row_key >> KEY_BITS, row_key & KEY_MASK
         row, named = f"key {key}", self.ids.id_of(row_key)
         if table_id in self._sparse:
@@ -149,7 +152,7 @@ class Contents:
         )
 
     def new_run(self, commit: int, part_bytes: int) -> RunWriter:
-        """Start a run of the base, which nothing names yet."""
+        """Start a run of the base, which no catalogue names yet."""
         return RunWriter(self.files, self.store_id, self._new_number(), commit, part_bytes)
 
     def _new_number(self) -> int:
@@ -157,12 +160,12 @@ class Contents:
         return number
 
     def grouped(self, runs: Iterable[Run]) -> list[list[Run]]:
-        """Return runs in groups that may be merged: between two kept checkpoints."""
+        """Return runs in groups that may be merged: a group lies between two kept checkpoints."""
         groups = groupby(runs, lambda run: self.catalogue.interval(run[0].entry.commit))
         return [list(group) for _, group in groups]
 
     def arranged(self, runs: Iterable[Run]) -> tuple[Run, ...]:
-        """Return the runs with those parts moved to another, unread, that can be."""
+        """Return the runs after moving parts to other runs where that reads no file."""
         groups = self.grouped(filter(None, runs))
         return tuple(r for g in groups for r in arranged(g, self.limits.base_segment_bytes))
 
@@ -175,18 +178,18 @@ class Contents:
         )
 
     def use_runs(self, runs: tuple[Run, ...]) -> None:
-        """Make opened runs, which the catalogue names, the current ones; remove the others."""
+        """Make opened runs, which the catalogue names, the current ones; remove all other runs."""
         before = {part.entry.path: part.file.map for run in self.base.runs for part in run}
         self.base.use(runs)
         gone = before.keys() - {part.entry.path for run in runs for part in run}
         self.removal.remove(gone, [before[path] for path in gone])
 
     def _paths(self) -> list[str]:
-        """Return the files of log, base and ids that are there."""
+        """Return the paths of the existing files of log, base and ids."""
         return [f"{room}/{name}" for room in ROOMS for name in self.files.list(room)]
 
     def _remove_unnamed(self) -> int:
-        """Remove files that no commit names; return the highest number of a file seen."""
+        """Remove files that no commit names; return the highest number in a file name."""
         names = list(filter(is_own, self._paths()))
         digits = (name.split("/")[1].split(".")[0].split("-")[0] for name in names)
         if not self.read_only:
@@ -195,8 +198,8 @@ class Contents:
         return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def missing(self) -> str:
-        """Return a file that the store needs and that is not there any more, or the directory; in
-        the place of either there may be a copy; "": all are. Any thread."""
+        """Return the path of the directory, or of a file that the store needs, if it was removed or
+        replaced by a copy; "" if none was. Any thread."""
         catalogue = self.catalogue
         gone = self._gone(catalogue)
         if not gone and not self._presence.has_catalogue():
@@ -209,11 +212,11 @@ class Contents:
         return self._presence.gone(self._fixed(catalogue))
 
     def _fixed(self, catalogue: Catalogue) -> set[str]:
-        """Return the files of a catalogue, which never change."""
+        """Return the paths of the files of a catalogue that never change."""
         return {IDENTITY, *catalogues.paths(catalogue)}
 
     def replace_catalogue(self, new: Catalogue) -> None:
-        """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
+        """Commit: replace the catalogue. A CapacityError commits nothing."""
         self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
         if missing := self._gone(new):
             self.fail(gone := removed(missing))
@@ -225,7 +228,7 @@ class Contents:
             except StorageError as exc:
                 self.fail(exc)
                 raise
-            except MemoryError as exc:  # it is unknown whether it was renamed
+            except MemoryError as exc:  # it is unknown whether the file was renamed
                 self.fail(StorageError(errno.ENOMEM, f"no memory during a commit: {exc}"))
                 raise
             replaced = {entry.path for entry in self.catalogue.ids} - {e.path for e in new.ids}
@@ -234,7 +237,8 @@ class Contents:
             self.removal.remove(replaced, None)
 
     def maps(self) -> tuple[object, ...]:
-        """Return the maps of all rows that can be located now; while referred to, they stay."""
+        """Return the maps that contain all rows which can be located now. The maps stay valid while
+        the caller refers to them."""
         return (self.log.maps, self.base.maps)
 
     def close(self) -> None:
@@ -250,7 +254,7 @@ class Contents:
     # Failure
 
     def check_usable(self, *, write: bool = False) -> None:
-        """Raise if a failure, or for a write read_only, forbids a call."""
+        """Raise if the store has failed, or, for a write, if it is read-only."""
         if self.failure is not None:
             raise StoreClosedError(
                 "the store failed; open it again: it will be at its last commit, or at the last "
@@ -260,7 +264,7 @@ class Contents:
             raise PermissionDeniedError(f"{self.files.root} was opened with read_only=True")
 
     def fail(self, cause: EmbstoreError) -> None:
-        """Refuse everything from now on."""
+        """Refuse every further operation."""
         self.failure = self.failure or cause
 
 
@@ -269,10 +273,10 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
 
     Raises
     ------
-    StoreInUseError : another process has it open.
+    StoreInUseError : another process has the store open.
     StorageError : read-only, and there is no store.
-    CorruptTableError : store.json is missing from a store.
-    InvalidArgumentError : the directory has other files.
+    CorruptTableError : the directory has the files of a store but no store.json.
+    InvalidArgumentError : the directory contains other files.
     """
     if files.exists("") and not files.is_directory(""):
         raise InvalidArgumentError(f"expected a directory, found a file: {files.root}")
@@ -287,7 +291,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
             )
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
-        # In this order: another process may be making the store, store.json before the rest.
+        # In this order: another process may be making the store, and writes store.json first.
         others = sorted(set(files.list("")) - _UNFINISHED)
         if others and not files.exists(IDENTITY):
             shown = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
@@ -331,7 +335,7 @@ def _read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
 
 
 def write_identity(files: Files, store_id: str) -> None:
-    """Write store.json: from then on the directory is a store."""
+    """Write store.json, which makes the directory a store."""
     identity = {"format": FORMAT, "endianness": "little", "store_id": store_id}
     files.replace(IDENTITY, json.dumps(identity).encode() + b"\n")
 

@@ -1,7 +1,8 @@
-"""Copies of rows from files to a file, for all merges.
+"""Copies of rows from several files to one file, for all merges.
 
-A merge knows its rows by key, address and record bytes. They are copied in pieces of one record
-size, each record checked on the way: damage on the disk is not written again with a right checksum.
+A merge identifies its rows by key, address and record bytes. They are copied in pieces whose
+records have one size. Each record is checked while it is copied, so that damage on the disk is
+never written again with a right checksum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class WrongRecordError(Exception):
-    """The record of a row is not what was written: `row_key` says of which."""
+    """The record of a row is not what was written; `row_key` is the key of the row."""
 
     def __init__(self, row_key: int) -> None:
         super().__init__(row_key)
@@ -31,7 +32,7 @@ class WrongRecordError(Exception):
 
 
 class Stored(NamedTuple):
-    """Records in mapped files: row keys, and address and bytes of each."""
+    """Records in mapped files: the row key, address and bytes of each."""
 
     keys: Keys
     addresses: NDArray[np.uint64]
@@ -54,7 +55,8 @@ class Stored(NamedTuple):
 
 
 def newest(parts: list[Stored]) -> Stored:
-    """Return the newest record of each row key, by key; `parts` and their records oldest first."""
+    """Return the newest record of each row key, by ascending key. `parts`, and the records of each,
+    are given oldest first."""
     stored = Stored(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     if len(parts) == 1 and (stored.keys[1:] > stored.keys[:-1]).all():
         return stored
@@ -75,8 +77,8 @@ def rows_between(run: Run, low: int, high: int) -> Stored:
 
 
 def group_counts(runs: Iterable[Run], low: int, high: int) -> NDArray[np.int64]:
-    """Return (groups, 2): each group of keys with one in [low, high), and how many it has, once for
-    each file that has the group."""
+    """Return (groups, 2): the number of each group with keys in [low, high), and how many keys the
+    group has. A group occurs once per file that has it."""
     ends = [low >> GROUP_BITS, -(-high >> GROUP_BITS)]
     found = [np.empty((0, 2), np.int64)]
     for index in {id(p.file): p.file.index for run in runs for p in run}.values():
@@ -102,7 +104,7 @@ def cuts_of(counted: NDArray[np.int64], low: int, high: int, piece_rows: int) ->
 
 
 def records_of(stored: Stored) -> Iterator[tuple[Keys, NDArray[np.uint64]]]:
-    """Yield row keys and checked records (n, words) in order, in pieces of one record size.
+    """Yield row keys and checked records, (n, words), in order, in pieces of one record size.
 
     Raises
     ------
@@ -125,9 +127,10 @@ def write_newest(
 ) -> None:
     """Write the newest records of ascending row keys to a run; `copied` is called between pieces.
 
-    older : all runs below it, oldest first. A tombstone goes where none of them has the row.
+    older : all runs below the written run, oldest first; a tombstone is omitted if no such run has
+        its row
 
-    Raises WrongRecordError, as `records_of`.
+    Raises WrongRecordError if a record is damaged.
     """
     deleted = stored.keys[stored.are_deleted]
     writer.bury(deleted[have_rows(older, deleted)])

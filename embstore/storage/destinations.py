@@ -1,16 +1,17 @@
 """The destination of a backup: a directory, or a URL that fsspec knows (s3://, gs://, file://).
 
-Both have the same few verbs, by paths with '/' between parts. A directory takes a file as a second
-name of it (a hard link) where that can be, else as a copy; a URL takes copies. fsspec is only
-needed for URLs, and is imported when there is one.
+Both kinds have the same few operations, on paths with '/' between their parts. A directory receives
+a file as a hard link where that is possible, else as a copy; a URL receives copies. fsspec is
+needed only for URLs, and is imported only when a URL is used.
 
-**Is it there already?** Files that a catalogue names never change, and a name is used once in the
-life of a store. Therefore a file of that name and size is taken for the same, if its bytes are the
-same at some places: the first has the store's id, the last has the key index, and a copy of the
-store with a history of its own has other rows. The result of a restore is verified row by row.
+**Does a file exist already?** Files that a catalogue names never change, and the header page of
+each file contains a random file id (format.py). Therefore a file of the same name, size and header
+page is the same file, even if a copy of the store has continued independently and uses the same
+names. Samples of the other bytes are compared, too, because they can show damage. A restore
+verifies every row.
 
-**Permission.** The folder's marker (markers.py) decides whether it may be changed, before it is. In
-a directory no link is followed (files.py).
+**Permission.** The folder's marker (markers.py) decides whether the folder may be changed, before
+it is changed. In a directory no link is followed (files.py).
 """
 
 import errno
@@ -31,40 +32,40 @@ from embstore.version import pip_install
 PIECE_BYTES = 8 << 20
 _SAMPLE_BYTES = 64 << 10
 _LINKED_ELSEWHERE = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
-"""Why a file cannot have a second name there: it is copied."""
+"""Error numbers after which a file is copied, because it cannot have a hard link there."""
 _PLAIN = re.compile(r"\w[\w.+=@-]*")
 _LOCAL = re.compile(r"(file|local)://")
 
 Look = Callable[[], None]
-"""Called between pieces; an exception ends the work."""
+"""Called between pieces; an exception that it raises ends the work."""
 
 
 class Destination(Protocol):
-    """Where backups are. One thread."""
+    """A place that contains backups. One thread."""
 
     def list(self, folder: str) -> list[str]:
-        """Return the sorted names in a folder, none if it does not exist."""
+        """Return the sorted names in a folder; empty if it does not exist."""
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
 
     def replace(self, path: str, content: bytes) -> None:
-        """Replace the content of a small file; durable, after all earlier puts."""
+        """Replace the content of a small file; durable only after all earlier puts."""
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
-        """Return whether it has the file `name` of `source` as `path`, by size and samples."""
+        """Return whether `path` is equal to the file `name` of `source`, by size and samples."""
 
     def put(self, path: str, source: Files, name: str, look: Look) -> None:
-        """Take the file `name` of `source` as `path`; a cut-off one never has its size."""
+        """Store the file `name` of `source` as `path`. A cut-off file never has the full size."""
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Make the file `path` of a directory; `page`: other bytes for its first ones."""
+        """Create the file `path` in `target`; `page`, unless None, replaces its first bytes."""
 
     def remove(self, path: str) -> None:
         """Remove a file."""
 
     def close(self) -> None:
-        """End the use of it."""
+        """End the use of the destination."""
 
 
 def is_url(destination: str) -> bool:
@@ -73,11 +74,14 @@ def is_url(destination: str) -> bool:
 
 
 def name_within(destination: str, within: str) -> str:
-    """Return which name below a path or URL a destination is: `a`, `a/b`, or those in full.
+    """Return the name of a destination below a path or URL, as `a` or `a/b`.
+
+    The destination can be given as such a name, or in full.
 
     Raises
     ------
-    PermissionDeniedError : it is something else. No link is looked at: none is followed there.
+    PermissionDeniedError : it is anything else. Links are not resolved, because the destination
+        follows no link.
     """
     full = within if is_url(within) else str(Path(within).absolute())
     name = destination.removeprefix(f"{full.rstrip('/')}/").rstrip("/")
@@ -94,14 +98,14 @@ def open_destination(place: str, below: str = "", *, store_id: str | None = None
 
     Parameters
     ----------
-    below : a folder there; no link is followed from `place` on
-    store_id : of the store whose backup is to be written; None: backups are read
+    below : a folder in `place`; no link is followed from `place` on
+    store_id : id of the store whose backup will be written; None: backups are read
 
     Raises
     ------
     StoreInUseError : another backup is being written there.
-    InvalidArgumentError : a URL, and fsspec is not installed or does not know it; or it has
-        something else than backups of this store. Nothing has changed there.
+    InvalidArgumentError : `place` is a URL, and fsspec is not installed or does not know its kind;
+        or the destination contains anything but backups of this store. Nothing has changed there.
     """
     place = _LOCAL.sub("", place, count=1) if _LOCAL.match(place) else place
     if is_url(place):
@@ -137,7 +141,7 @@ class DirectoryDestination:
         return self.files.read_all(path)
 
     def replace(self, path: str, content: bytes) -> None:
-        """Replace a small file by a rename, behind all files that were put."""
+        """Replace a small file by a rename, after all files that were put are durable."""
         for folder in ROOMS:
             if self.files.exists(folder):
                 self.files.sync_directory(folder)
@@ -160,7 +164,7 @@ class DirectoryDestination:
         _link_or_copy(source, name, self.files, path, look)
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Link the file, or copy it; one that gets another first page is always a copy."""
+        """Link the file, or copy it. A file that gets another first page is always copied."""
         target.make_directory(path.rpartition("/")[0])
         if page is None:
             _link_or_copy(self.files, path, target, path, look)
@@ -180,7 +184,7 @@ class DirectoryDestination:
 
 def _link_or_copy(source: Files, name: str, target: Files, path: str, look: Look) -> None:
     if target.exists(path):
-        target.remove(path)  # a leftover, which is not the same
+        target.remove(path)  # a leftover with other content
     try:
         target.link(source, name, path)
     except StorageError as exc:
@@ -207,13 +211,14 @@ def _pieces(
 
 
 def _samples(size: int, count: int) -> list[int]:
-    """Return where samples of a file begin: evenly, the first and the last bytes among them."""
+    """Return the offsets of samples of a file, evenly spaced, from its first to its last bytes."""
     last = max(size - _SAMPLE_BYTES, 0)
     return sorted({last * i // (count - 1) for i in range(count)})
 
 
 class UrlDestination:
-    """A URL, by fsspec. A file appears there when its last byte is written, or has another size."""
+    """A URL, accessed by fsspec. A file appears there only after its last byte is written, or with
+    another size."""
 
     def __init__(self, url: str, store_id: str | None) -> None:
         self._url = url
@@ -248,8 +253,8 @@ class UrlDestination:
             return bytes(self._files.cat_file(self._path(path)))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Write a small file: whole, or with a wrong checksum. It is read again: what was
-        acknowledged there may have been cut."""
+        """Write a small file: it is whole, or has a wrong checksum. It is read again afterwards,
+        because an object store can acknowledge a write that it has cut."""
         with self._named(path, "write"):
             self._make_parent(path)
             self._files.pipe_file(self._path(path), content)
@@ -257,7 +262,7 @@ class UrlDestination:
                 raise self._differs(path, len(content), len(found))
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
-        """Compare size, and the first and the last bytes: each look is a request."""
+        """Compare the size and the first and last bytes; more samples would be more requests."""
         with self._named(path, "read"), closing(source.open(name)) as file:
             own = self._path(path)
             try:
@@ -282,13 +287,13 @@ class UrlDestination:
                 raise self._differs(path, file.size, found)
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Read it into a file."""
+        """Download the file."""
         target.make_directory(path.rpartition("/")[0])
         with self._named(path, "read"), closing(target.create(path)) as copy:
             size, head = self._size(path), page or b""
             with self._files.open(self._path(path), "rb") as file:
                 for at, piece in _pieces(lambda _, length: bytes(file.read(length)), size, look):
-                    if len(piece) != min(PIECE_BYTES, size - at):  # else a lie about it never ends
+                    if len(piece) != min(PIECE_BYTES, size - at):  # a wrong size would never end
                         raise self._differs(path, size, at + len(piece))
                     copy.write(at, head + piece[len(head) :] if at == 0 else piece)
             copy.sync()
@@ -299,7 +304,7 @@ class UrlDestination:
             self._files.rm_file(self._path(path))
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""
 
     def _size(self, path: str) -> int:
         self._files.invalidate_cache()
@@ -318,8 +323,8 @@ class UrlDestination:
 
     @contextmanager
     def _named(self, path: str, tried: str) -> Iterator[Any]:
-        """Turn the exceptions of a file system, each of which has its own classes, into a
-        StorageError."""
+        """Turn the exceptions of a file system into a StorageError: each file system has exception
+        classes of its own."""
         try:
             yield
         except EmbstoreError:

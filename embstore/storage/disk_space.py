@@ -1,7 +1,8 @@
 """Whether a directory takes a store's writes: it is writable, and has free space.
 
-The system is asked, and nothing is written: therefore it may be checked often, and when a store is
-opened, before anything is changed. A commit finds the other cases (a quota, a broken disk).
+The operating system is asked, and nothing is written. Therefore the check can be repeated often,
+and is made when a store is opened, before anything changes. Other causes (a quota, a broken disk)
+show only at a commit.
 """
 
 import errno
@@ -12,12 +13,13 @@ from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 
 LEAST_BYTES = 16 << 20
-"""The log takes up to 8 MiB at a time, the command log as much as it has, up to 64 MiB."""
+"""The log takes up to 8 MiB at a time. A new segment of the command log is as long as that log, up
+to 64 MiB."""
 _DIRECTORIES = ("", *ROOMS, DIRECTORY)
 
 
 def check_writable(files: Files) -> None:
-    """Raise StorageError if files cannot be made in a directory of the store that is there."""
+    """Raise StorageError if files cannot be made in one of the store's existing directories."""
     for path in _DIRECTORIES:
         if files.is_directory(path) and not files.is_writable(path):
             code = errno.EROFS if files.is_read_only else errno.EACCES
@@ -30,7 +32,7 @@ def check_writable(files: Files) -> None:
 
 
 def lack_of(files: Files, more_bytes: int) -> str:
-    """Return why `more_bytes`, and a little more, may not fit; empty: they do."""
+    """Return why `more_bytes`, and LEAST_BYTES in addition, may not fit; empty if they fit."""
     try:
         check_writable(files)
         left = files.room_bytes()

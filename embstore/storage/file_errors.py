@@ -1,7 +1,7 @@
-"""Errors of the disk as users see them: the file, what was tried, and what the system said.
+"""Errors of the disk as users see them: the file, the operation, and the system's message.
 
-An operation that the system refuses raises CapacityError where room was lacking (disk, quota, file
-size, descriptors), with the advice what to free, and StorageError otherwise.
+An operation that the system refuses raises CapacityError if space was lacking (disk, quota, file
+size, descriptors), with advice on what to free, and StorageError otherwise.
 """
 
 import errno
@@ -27,10 +27,10 @@ IS_LINK = "found a symbolic link, which is not followed"
 
 @contextmanager
 def named_errors(root: Path, path: str, tried: str, *, final: bool = False) -> Iterator[None]:
-    """Turn an OSError into the embstore error that names the file, what was tried and the remedy.
+    """Turn an OSError into the embstore error that names the file, the operation and the remedy.
 
-    The directory itself is named where it is what cannot be reached. `final` for a sync: its data
-    may be lost, so it is no mere lack of room.
+    If the store's directory itself cannot be reached, the error shows the full path. `final` is for
+    a sync: its data may be lost, so freeing space would not help.
     """
     try:
         yield
@@ -54,6 +54,6 @@ def _is_there(root: Path) -> bool:
 
 
 def removed(path: str) -> StorageError:
-    """Return the error of a file that somebody has removed, or put another one in its place, while
-    the store was open."""
+    """Return the error for a file that was removed, or replaced by another file, while the store
+    was open."""
     return StorageError(errno.ENOENT, f"{path} was removed while the store was open, or replaced")

@@ -1,19 +1,19 @@
 """Every file operation of the store, under one root directory.
 
-Nothing else in embstore opens, writes, renames or removes a file. That makes three promises
-testable: a test's subclass records the operations and rebuilds the directory as it may stand after
-a power cut at any of them; it refuses one (a full disk, a broken one); and it stops at one, by
-name.
+No other module of embstore opens, writes, renames or removes a file. That makes three promises
+testable. A subclass in a test can record the operations and rebuild the directory as it may look
+after a power cut at any operation; it can refuse an operation, as a full or broken disk does; and
+it can stop the process at an operation, by name.
 
-An operation that the system refuses raises CapacityError where room was lacking (disk, quota, file
-size) and StorageError otherwise, both naming the file. Paths are relative to the root, with '/'
-between parts.
+An operation that the system refuses raises CapacityError if space was lacking (disk, quota, file
+size) and StorageError otherwise; both name the file. Paths are relative to the root, with '/'
+between their parts.
 
-**Links.** The root may be a symbolic link. Below it no link is followed: each folder of a path is
-opened by itself (`openat`, `O_NOFOLLOW`), and a new file never overwrites another (`O_EXCL`).
-Therefore a link that is put into the directory changes no file elsewhere.
+**Links.** The root can be a symbolic link. Below the root no link is followed: each folder of a
+path is opened by itself (`openat`, `O_NOFOLLOW`), and a new file never overwrites another
+(`O_EXCL`). Therefore a link that somebody puts into the directory changes no file elsewhere.
 
-**Removal.** A folder loses the store's own files alone (`own_names.py`).
+**Removal.** Only the store's own files are removed from a folder (`own_names.py`).
 """
 
 import errno
@@ -37,7 +37,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> int:
-    """Open a file of a folder, or of the working directory. A pipe does not make it wait."""
+    """Open a file of a folder, or of the working directory, without waiting if it is a pipe."""
     flags |= os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return SPARE.having(lambda: os.open(name, flags, mode, dir_fd=folder))
@@ -63,11 +63,11 @@ class File:
 
     @property
     def size(self) -> int:
-        """Length of the file."""
+        """Length of the file in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset`, fewer at the end of the file."""
+        """Return `length` bytes from `offset`, or fewer at the end of the file."""
         with self._named("read"):
             pieces, left = [self._owner._read(self, offset, length)], length
             while pieces[-1] and (left := left - len(pieces[-1])):  # one call reads 2 GiB at most
@@ -75,11 +75,11 @@ class File:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def will_read(self, offset: int, length: int) -> None:
-        """Have the system read bytes that are to be read soon."""
+        """Advise the system to read bytes that will be needed soon."""
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def was_read(self, offset: int, length: int) -> None:
-        """Say that bytes need not stay in memory, where nothing maps them: each is read once."""
+        """Advise the system to uncache bytes that were read once, unless they are mapped."""
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
@@ -88,7 +88,7 @@ class File:
             self._owner._write(self, offset, memoryview(data).cast("B"))
 
     def allocate(self, offset: int, length: int) -> None:
-        """Allocate bytes on the disk, so that writing them cannot run out of room."""
+        """Allocate bytes on the disk, so that writing them cannot fail for lack of space."""
         with self._named("allocate"):
             self._owner._allocate(self, offset, length)
 
@@ -100,15 +100,15 @@ class File:
     def sync(self) -> None:
         """Return once all writes are on the disk.
 
-        A failure is final: never taken for success later.
+        A failure is final: a later call must not report success for these writes.
         """
         with self._named("sync", final=True):
             self._owner._sync(self)
 
     def map(self, length: int) -> NDArray[np.uint8]:
-        """Map the first `length` bytes for reading; later writes show through.
+        """Map the first `length` bytes for reading; later writes are visible in the map.
 
-        Advice: random access.
+        The system is advised that access is random.
         """
         with self._named("map"):
             return self._owner._map(self, length)
@@ -121,18 +121,18 @@ class File:
 
 
 class Lock:
-    """Locks that end when their process closes them, though a forked child has them open."""
+    """Locks that end when their process closes them, even if a forked child has them open."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
-        """Of a file, and of its directory."""
+        """Descriptors of the lock file and of its directory."""
         self._process = os.getpid()
         self._is_closed = False
         SPARE.begin()
 
     def is_of(self, directory: Path) -> bool:
-        """Return whether a directory is the one that was locked, and no copy in its place; true of
-        any once the lock is released. Any thread."""
+        """Return whether a directory is the one that was locked, and not a copy that replaced it.
+        Always true once the lock is released. Any thread."""
         try:
             return all(
                 os.path.samestat(os.stat(directory), os.fstat(one)) for one in self.descriptors[-1:]
@@ -161,7 +161,7 @@ class Files:
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
-        """The root is `below` of a directory; no link is followed from that directory on."""
+        """`below` is a path in `root`; no link is followed from `root` on."""
         self._base = Path(root).absolute()
         self._below = below
         self.root = self._base / below
@@ -174,19 +174,19 @@ class Files:
         return str(self.root / path) if path else str(self.root)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file or directory, or a link."""
+        """Return whether a file, directory or link exists at a path."""
         return self._mode(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        """Return whether there is a directory."""
+        """Return whether a directory exists at a path."""
         return stat.S_ISDIR(self._mode(path) or 0)
 
     def is_file(self, path: str) -> bool:
-        """Return whether there is a regular file."""
+        """Return whether a regular file exists at a path."""
         return stat.S_ISREG(self._mode(path) or 0)
 
     def _mode(self, path: str) -> int | None:
-        """Return type and permissions of a path; None: it does not exist."""
+        """Return type and permissions of a path; None if it does not exist."""
         with self._named(path, "look at"):
             try:
                 parts = self._parts(path)
@@ -200,8 +200,8 @@ class Files:
 
     @contextmanager
     def _at(self, parts: list[str]) -> Iterator[tuple[str, int | None]]:
-        """Yield how a system call names a path: its last part, and the descriptor of its folder;
-        or an absolute path and None."""
+        """Yield a path as system calls take it: its last part and the descriptor of its folder, or
+        an absolute path and None."""
         first, *others = parts or [""]
         *folders, name = [str(self._base / first), *others]
         descriptor: int | None = None
@@ -222,26 +222,26 @@ class Files:
             return _open_at(name, flags | (os.O_NOFOLLOW if parts else 0), folder)
 
     def is_writable(self, path: str) -> bool:
-        """Return whether files may be made in a directory."""
+        """Return whether this process can make files in a directory."""
         return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=True)
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the root is on a file system that takes no writes."""
+        """Whether the root is on a read-only file system."""
         with self._named("", "look at"):
             return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
     @property
     def is_open_to_others(self) -> bool:
-        """Whether accounts but this one and root's can change the root, as far as its owner and
-        the permission of everybody say."""
+        """Whether accounts other than this one and root can change the root, judged by its owner
+        and by its permissions for all users."""
         with self._named("", "look at"):
             found = os.stat(self.root)
         is_ours = os.geteuid() in (0, found.st_uid) or found.st_uid == 0
         return bool(found.st_mode & stat.S_IWOTH) or not is_ours
 
     def room_bytes(self) -> int:
-        """Return how much more this user may write, as far as the system says."""
+        """Return how many more bytes this user can write, according to the file system."""
         with self._named("", "look at"):
             found = os.statvfs(self.root)
         if found.f_files and not found.f_ffree:
@@ -249,13 +249,13 @@ class Files:
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Return device and number of a file, which no other file that is there has."""
+        """Return the device and inode of a file, which no other existing file shares."""
         with self._named(path, "look at"), self._at(self._parts(path)) as (name, folder):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             return found.st_dev, found.st_ino
 
     def is_named(self, file: File) -> bool:
-        """Return whether an open file still has its name: it was not removed or replaced."""
+        """Return whether an open file still has its name: it was neither removed nor replaced."""
         try:
             found = os.stat(self.path(file.path))
         except OSError:
@@ -263,12 +263,12 @@ class Files:
         return os.path.samestat(found, os.fstat(file.descriptor))
 
     def list(self, path: str) -> list[str]:
-        """Return the sorted names in a directory, none if it does not exist."""
+        """Return the sorted names in a directory; empty if it does not exist."""
         return sorted(self.inodes(path))
 
     def inodes(self, path: str) -> dict[str, int]:
-        """Return the names in a directory, none if it does not exist, with the number by which its
-        file system knows each file: another file of the same name has another one."""
+        """Return the names in a directory with their inode numbers; empty if it does not exist. A
+        file that replaces another under the same name has another inode number."""
         with self._named(path, "list"):
             try:
                 descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -290,12 +290,12 @@ class Files:
         """Open an existing file."""
         with self._named(path, "open"):
             descriptor = self._open(path, os.O_RDWR if write else os.O_RDONLY)
-            # Headers and indexes are read by place: reading ahead of them costs a megabyte each.
+            # Headers and indexes are read at scattered offsets: readahead costs a megabyte each.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return File(self, path, descriptor)
 
     def create(self, path: str) -> File:
-        """Make a new, empty file in the place of one that is there already."""
+        """Make a new, empty file; an existing file of that name is replaced."""
         with self._named(path, "make"):
             return File(self, path, self._create(path))
 
@@ -310,7 +310,7 @@ class Files:
         SPARE.fill()
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents, durably; one that is there already is fine."""
+        """Make a directory and its parents, durably; it may exist already."""
         if self.exists(path):
             return
         with self._named(path, "make the directory"):
@@ -323,7 +323,7 @@ class Files:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """Make the root; where the block fails, remove what was made, if it is empty."""
+        """Make the root; if the block fails, remove the directories that were made, if empty."""
         with self._named("", "look at"):
             missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.make_directory("")
@@ -336,23 +336,23 @@ class Files:
             raise
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, replacing an existing file of that name."""
+        """Give a file another name; an existing file of that name is replaced."""
         with self._named(target, f"rename {source} to"):
             self._rename(source, target)
 
     def link(self, source: "Files", name: str, target: str) -> None:
-        """Give a file of `source` a second name here, which must be free."""
+        """Give a file of `source` a second name here; the name must not exist yet."""
         with self._named(target, f"link {name} to"):
             self._link(source, name, target)
 
     def remove(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file; it may be missing already."""
         with self._named(path, "remove"):
             self._remove(path)
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory and the store's own files in it; one that is gone already is fine, and
-        one that has other files stays."""
+        """Remove the store's own files from a directory, and the directory unless it contains other
+        files. It may be missing already."""
         paths = [f"{path}/{name}" for name in self.list(path)]
         own = list(filter(is_own, paths))
         for one in own:
@@ -362,7 +362,7 @@ class Files:
                 self._remove_directory(path)
 
     def discard(self, path: str, *, directory: bool = False) -> None:
-        """Remove an unnamed file; if the disk refuses, it is removed at the next opening."""
+        """Remove an unnamed file; if the disk refuses, the next opening removes it."""
         with suppress(StorageError, CapacityError):
             self.remove_directory(path) if directory else self.remove(path)
 
@@ -372,16 +372,15 @@ class Files:
             self._sync_directory(path)
 
     def reached(self, point: str) -> None:
-        """Called at the named points between operations.
-
-        Does nothing; a test stops the process there.
+        """Do nothing. It is called at named points between operations, and a test overrides it to
+        stop the process there.
         """
 
     def lock(self, path: str, *, shared: bool) -> Lock:
-        """Take the lock of a file, made if need be, and of the root itself, until it is closed.
+        """Lock a file, which is made if necessary, and the root itself, until the lock is closed.
 
-        A file that somebody removes is no lock any more; the root cannot be. But not every file
-        system of a network locks directories.
+        The root is locked too because a lock file loses its effect when somebody removes it. Not
+        every network file system can lock directories, so a failure to do so is ignored.
         """
         lock = Lock()
         try:
@@ -428,14 +427,14 @@ class Files:
         os.ftruncate(file.descriptor, length)
 
     def _sync(self, file: File) -> None:
-        os.fdatasync(file.descriptor)  # with the length, and all else that reading needs
+        os.fdatasync(file.descriptor)  # includes the length, and all else that reading needs
 
     def _create(self, path: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         try:
             return self._open(path, flags)
         except FileExistsError:
-            Files._remove(self, path)  # a leftover; where it is a link, that alone goes
+            Files._remove(self, path)  # a leftover; if it is a link, only the link is removed
             return self._open(path, flags)
 
     def _make_directory(self, path: str) -> None:

@@ -1,8 +1,8 @@
 """A fold: the newest records of the oldest log segments, written to a new run of the base.
 
-It is due when the committed segments have grown to `fold_bytes`, or are many. It takes those on
-the older side of a kept checkpoint, or on the newer side, never both, so that every kept state
-stays readable. A row that was deleted since it was folded last has a tombstone in the base.
+A fold is due when the committed segments have grown to `fold_bytes`, or are many. All segments that
+it takes lie between the same two kept checkpoints, so that every kept state stays readable. A row
+that was deleted since its last fold gets a tombstone in the base.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,19 +22,19 @@ from embstore.storage.segment import Segment, first_of, newest_in, places_of
 
 @dataclass
 class Fold:
-    """One fold: its input, and, once it has run, its result."""
+    """One fold: its input and, after it has run, its result."""
 
     segments: list[Segment]  # oldest first
     older: tuple[Run, ...]
     writer: RunWriter
-    needed: NDArray[np.int64]  # ids of the tables that some kept state has
+    needed: NDArray[np.int64]  # ids of the tables that a kept state names
     keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     runs: tuple[Run, ...] = ()
 
     @classmethod
     def due(cls, contents: Contents) -> "Fold | None":
-        """Return one if it is due. Engine thread only."""
+        """Return a fold if one is due. Engine thread only."""
         limits, interval = contents.limits, contents.catalogue.interval
         committed = [s for s in contents.log.segments if s.commit]
         is_due = sum(s.bytes for s in committed) >= limits.fold_bytes
@@ -58,7 +58,7 @@ class Fold:
         reached("fold:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with the written runs, the newest, in the place of the segments."""
+        """Return the catalogue in which the written runs, as the newest, replace the segments."""
         folded = {s.number for s in self.segments}
         written = self.writer.run, self.writer.tombstones
         self.runs = contents.arranged((*contents.base.runs, *written))

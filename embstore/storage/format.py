@@ -1,35 +1,40 @@
-"""The format on disk: magic numbers, headers, and the place of a row. Little-endian throughout.
+"""The format on disk: magic numbers, headers, and the form of a row. Little-endian throughout.
 
-store.json       {"format", "endianness", "store_id"}: read before anything else is believed
-CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); so LINEAGE, SHARD
+store.json       {"format", "endianness", "store_id"}: read before any other file is trusted
+CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); LINEAGE and SHARD
+                 have the same form
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/N-P.rows    header page, then records by key, then their index and a trailer (run.py)
 ids/N.ids        header page, then the ids of row numbers of a sparse table (id_files.py)
 commands/N.commands  header page, then the uncommitted commands (command_records.py)
 
-A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
-the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
-from the wrong place fails as surely as one with a flipped bit. A **tombstone** marks a deleted row:
-a record that has no row. It is known without reading it: the indexes of log and base have the
-length of records.
+A **record** has the same form in all files: CRC-32C (8 bytes, upper four zero), row key (8), and
+the row as the cache has it (`embstore.layout`). The checksum covers the row key and the row, so a
+record read from a wrong offset is detected as surely as a record with a flipped bit. A
+**tombstone** marks a deleted row: a record that contains no row. It is recognized without reading
+the record, because the indexes of log and base contain the length of each record.
 
-A **header** is 72 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
+A **header** is 80 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
 a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
-the file's kind (24), CRC-32 of the first 64 bytes (8). A file of another store is refused.
+the file's kind (24), file id (8), CRC-32 of the first 72 bytes (8). A file of another store is
+refused. The file id is random: only a file and its copies share it. If two copies of a store both
+continue, they give the same names to different files, which the file id distinguishes.
 
-Keys are 8 bytes wide today, elements are fp32, and a row has weights and optimizer state, nothing
-else. The header records that, so that wider keys, other elements, or counts and times of rows can
-come without another header, and a store that has them is refused here with a clear message.
+At present keys are 8 bytes wide, elements are fp32, and a row contains weights and optimizer state
+only. The header records these three properties. Therefore wider keys, other element types, or
+counts and times in rows can be added without a new form of header, and this release refuses a store
+that has them with a clear message.
 """
 
 import hashlib
+import secrets
 import struct
 import zlib
 
 from embstore.errors import CorruptTableError, TableMismatchError
 
-FORMAT = 7
-"""The format of a store; a file's header has the format of its own kind."""
+FORMAT = 8
+"""The format of a store. The header of a file contains the format of the file's own kind."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
 PAGE_BYTES = 4096
@@ -37,27 +42,29 @@ LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
-_FORMATS = {LOG_MAGIC: 3, COMMANDS_MAGIC: 4, BASE_MAGIC: 4, IDS_MAGIC: 1}
+_FORMATS = {LOG_MAGIC: 4, COMMANDS_MAGIC: 5, BASE_MAGIC: 5, IDS_MAGIC: 2}
 BACKUP_FORMAT = 1
-"""The format of the marker of a directory of backups; its other files have the formats above."""
-_HEADER = struct.Struct("<8sIIHHI16sQQQQ")
+"""The format of the marker of a backup directory; the other files there have the formats above."""
+_FILE_ID_BYTES = 8
+_HEADER = struct.Struct("<8sIIHHI16sQQQ8sQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304
 _ROWS = (8, 1, 0)
-"""A row's bytes of its key, type of its elements (1: fp32), bytes besides weights and state."""
+"""Properties of rows: bytes of a key; type of the elements (1: fp32); bytes of a row that are
+neither weights nor state."""
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """Return the checksum of headers and indexes (rows have CRC-32C, in records.py)."""
+    """Return the checksum of headers and indexes (rows have a CRC-32C, see records.py)."""
     return zlib.crc32(data)
 
 
 def pack_header(
     magic: bytes, store_id: bytes, first: int = 0, second: int = 0, third: int = 0
 ) -> bytes:
-    """Return a file's header page."""
-    numbers = (first, second, third)
-    head = _HEADER.pack(magic, _FORMATS[magic], _BYTE_ORDER, *_ROWS, store_id, *numbers, 0)
+    """Return the header page of a new file."""
+    fields = (store_id, first, second, third, secrets.token_bytes(_FILE_ID_BYTES))
+    head = _HEADER.pack(magic, _FORMATS[magic], _BYTE_ORDER, *_ROWS, *fields, 0)
     head = head[:_CHECKED_BYTES]
     return (head + struct.pack("<Q", checksum(head))).ljust(PAGE_BYTES, b"\0")
 
@@ -69,7 +76,7 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
             f"{path}: expected a header of {PAGE_BYTES} bytes, found {len(page)}"
         )
     found_magic, version, order, *found = _HEADER.unpack(page[: _HEADER.size])
-    (*rows, found_id), numbers, crc = found[:4], found[4:7], found[7]
+    (*rows, found_id), numbers, crc = found[:4], found[4:7], found[8]
     if found_magic != magic:
         raise CorruptTableError(f"{path}: expected magic {magic!r}, found {found_magic!r}")
     if crc != checksum(page[:_CHECKED_BYTES]) or any(page[_HEADER.size :]):
@@ -102,7 +109,7 @@ def seal(title: str, form: int, body: bytes) -> bytes:
 def unseal(title: str, form: int, content: bytes, path: str) -> bytes:
     """Return the body of a small file.
 
-    Raises CorruptTableError: it is damaged; TableMismatchError: it is of another format.
+    Raises CorruptTableError if it is damaged, and TableMismatchError if it is of another format.
     """
     line, _, body = content.partition(b"\n")
     words = line.decode("ascii", "replace").split(" ")

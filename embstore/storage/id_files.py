@@ -2,15 +2,17 @@
 
     header page | id id ...
 
-A file has the ids of consecutive numbers of one table; the catalogue names it, and has the checksum
-of the ids. A commit writes a file for the numbers that were assigned since the last one, and syncs
-it before its rename. Therefore a crash forgets the numbers of the rows that it loses, and a restore
-forgets the numbers assigned after the checkpoint: the next ids get them again.
+A file contains the ids of consecutive row numbers of one table. The catalogue names the file, and
+contains the checksum of its ids. A commit writes a file for the numbers that were assigned since
+the last commit, and syncs it before the catalogue's rename. Therefore a crash forgets the numbers
+of the rows that it loses, and a restore forgets the numbers that were assigned after the
+checkpoint: the next ids get these numbers again.
 
-**Few files.** A commit also joins small files: it writes one, from memory, in the place of several
-consecutive ones, on one side of every kept checkpoint. Afterwards the first of two neighbours has
-more than twice as many ids as the second, so that an id is written O(log) times; a file of
-JOINED_MAX ids is left alone, so that no commit writes long. 200 million ids are some hundred files.
+**Few files.** A commit also joins small files: it writes one file, from memory, that replaces
+several consecutive ones, all between the same two kept checkpoints. Afterwards the first of two
+neighbouring files has more than twice as many ids as the second, so that an id is written O(log)
+times. A file of JOINED_MAX ids is not joined any more, so that no commit writes for long. 200
+million ids take some hundred files.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,19 +37,19 @@ from embstore.storage.format import (
 from embstore.storage.row_numbers import RowNumbers
 
 JOINED_MAX = 1 << 21
-"""Ids of a file, 16 MiB, but where one commit has more."""
+"""Maximum number of ids in a file, 16 MiB."""
 _ID_BYTES = 8
 
 
 def check_ids_header(file: File, store_id: bytes, entry: IdsEntry) -> None:
-    """Check that a file's header is of these ids of this store."""
+    """Check that a file's header matches these ids of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), IDS_MAGIC, store_id, file.path)
     if found != (entry.number, entry.table_id, entry.first):
         raise CorruptTableError(f"{file.path}: the header is that of other ids")
 
 
 def read_ids(file: File, entry: IdsEntry) -> Keys:
-    """Return the ids of a file, which must match the catalogue."""
+    """Return the ids of a file after checking them against the catalogue."""
     size = PAGE_BYTES + _ID_BYTES * entry.count
     if file.size != size or entry.bytes != size:
         raise CorruptTableError(
@@ -60,7 +62,7 @@ def read_ids(file: File, entry: IdsEntry) -> Keys:
 
 
 def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
-    """Return the ids of a file, all of which is checked."""
+    """Return the ids of a file after checking the whole file."""
     if not files.exists(entry.path):
         raise CorruptTableError(f"{entry.path}: expected {entry.count} ids, found no file")
     with closing(files.open(entry.path)) as file:
@@ -69,14 +71,14 @@ def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
 
 
 def id_at(files: Files, entry: IdsEntry, number: int) -> int:
-    """Return the id, unsigned, of one of a file's row numbers, unchecked."""
+    """Return the id, unsigned, of one of a file's row numbers, without a check."""
     with closing(files.open(entry.path)) as file:
         content = file.read(PAGE_BYTES + _ID_BYTES * (number - entry.first), _ID_BYTES)
     return int.from_bytes(content, "little")
 
 
 class Range(NamedTuple):
-    """Numbers of one table that are to be in one file, and the file that has them, if one does."""
+    """Row numbers of one table for one file, and the file that contains them, if it exists."""
 
     first: int
     numbers: int
@@ -85,10 +87,10 @@ class Range(NamedTuple):
 
 
 class Ids:
-    """The row numbers of a store's sparse tables, and their files. Engine thread only.
+    """The row numbers of a store's sparse tables, and the files of their ids. Engine thread only.
 
     new_number : returns the number of the next file
-    tables : of those that the store has now, by id
+    tables : the row numbers of the store's present sparse tables, by table id
     """
 
     def __init__(self, files: Files, store_id: bytes, new_number: Callable[[], int]) -> None:
@@ -97,16 +99,16 @@ class Ids:
         self._store_id = store_id
         self._new_number = new_number
         self._written: dict[tuple[int, int, int, int], IdsEntry] = {}
-        """Files that no catalogue names yet, by table, first number, count and commit."""
+        """Files that no catalogue names yet, by table id, first row number, count and commit."""
 
     @property
     def count(self) -> int:
-        """Ids that have numbers."""
+        """Number of ids that have row numbers."""
         return sum(numbers.count for numbers in self.tables.values())
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of host memory that they take."""
+        """Bytes of host memory that the row numbers take."""
         return sum(numbers.memory_bytes for numbers in self.tables.values())
 
     def load(self, catalogue: Catalogue) -> None:
@@ -114,7 +116,7 @@ class Ids:
 
         Raises
         ------
-        CorruptTableError : a file is damaged, or ids are missing between two.
+        CorruptTableError : a file is damaged, or ids are missing between two files.
         """
         for table in catalogue.head.tables:
             self.create(table)
@@ -137,16 +139,16 @@ class Ids:
                 numbers.add(ids)
 
     def create(self, table: TableEntry) -> None:
-        """Note a new table, if its keys are sparse."""
+        """Prepare for the ids of a new table, if its keys are sparse."""
         if table.identity["key_space"] == "sparse":
             self.tables[table.table_id] = RowNumbers(table.table_id)
 
     def drop(self, table_id: int) -> None:
-        """Forget the ids of a table; running reads go on."""
+        """Forget the ids of a table; reads in progress are not disturbed."""
         self.tables.pop(table_id, None)
 
     def id_of(self, row_key: int) -> int | None:
-        """Return the id, unsigned, of a row of a sparse table; None: it is not known."""
+        """Return the id, unsigned, of a row of a sparse table; None if it is not known."""
         numbers, number = self.tables.get(row_key >> KEY_BITS), row_key & KEY_MASK
         if numbers is None or number >= numbers.count:
             return None
@@ -155,10 +157,10 @@ class Ids:
     # Commits
 
     def entries(self, catalogue: Catalogue) -> tuple[IdsEntry, ...]:
-        """Return the files of ids that a catalogue is to name, whose head and checkpoints are the
-        next ones; those that are not there are written, and not synced.
+        """Return the files of ids that the next catalogue will name. `catalogue` has the head and
+        the checkpoints of that catalogue. Missing files are written, but not synced.
 
-        Raises CapacityError: no room; nothing has changed.
+        Raises CapacityError if there is not enough space; nothing has changed then.
         """
         heads = catalogue.head.table_ids & self.tables.keys()
         found = [entry for entry in catalogue.ids if entry.table_id not in heads]
@@ -172,7 +174,7 @@ class Ids:
         return tuple(sorted(found, key=lambda entry: (entry.table_id, entry.first)))
 
     def _ranges(self, numbers: RowNumbers, catalogue: Catalogue) -> list[Range]:
-        """Return the ranges of row numbers that are to be in one file each."""
+        """Return the ranges of row numbers, one per file."""
         own = [entry for entry in catalogue.ids if entry.table_id == numbers.table_id]
         ranges = [Range(entry.first, entry.count, entry.commit, entry) for entry in own]
         begin, commit = sum(entry.count for entry in own), catalogue.head.commit
@@ -184,7 +186,7 @@ class Ids:
 
     def _write(self, numbers: RowNumbers, first: int, count: int, commit: int) -> IdsEntry:
         key = numbers.table_id, first, count, commit
-        if key in self._written:  # for a commit that had no room for its catalogue
+        if key in self._written:  # by a commit that then had no space for its catalogue
             return self._written[key]
         ids = numbers.first_ids(first, first + count)
         self._files.make_directory("ids")
@@ -209,7 +211,7 @@ class Ids:
         return entry
 
     def sync(self) -> None:
-        """Return once all files that were written are on the disk."""
+        """Return once all written files are on the disk."""
         for entry in self._written.values():
             with closing(self._files.open(entry.path)) as file:
                 file.sync()
@@ -217,22 +219,22 @@ class Ids:
             self._files.sync_directory("ids")
 
     def mark_committed(self, catalogue: Catalogue) -> None:
-        """Note the files that a commit has named, and remove the others."""
+        """Record that a commit has named the written files; remove files that it does not name."""
         for entry in self._written.values():
             if entry not in catalogue.ids:
                 self._files.discard(entry.path)
         self._written.clear()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if some number is not found by its id."""
+        """Raise AssertionError if a row number is not found by its id."""
         for numbers in self.tables.values():
             numbers.check_integrity()
 
 
 def joined(ranges: Sequence[Range], interval: Callable[[int], int]) -> list[Range]:
-    """Return ranges that follow each other, small ones joined on one side of every checkpoint.
+    """Return consecutive ranges after joining small ones between the same two checkpoints.
 
-    interval : returns between which checkpoints a commit is
+    interval : returns the number of checkpoints that are older than a commit
     """
     found: list[Range] = []
     for new in ranges:

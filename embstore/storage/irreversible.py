@@ -1,4 +1,4 @@
-"""The part of a command in which an error cannot be refused any more: it fails the store."""
+"""The part of a command in which an error can no longer be refused, but fails the store."""
 
 import errno
 from contextlib import AbstractContextManager
@@ -13,13 +13,14 @@ class Failing(Protocol):
     failure: EmbstoreError | None
 
     def fail(self, cause: EmbstoreError) -> None:
-        """Refuse everything from now on."""
+        """Refuse every further operation."""
 
 
 class Irreversible(AbstractContextManager[None]):
-    """Entered around such a part, as often as wanted, also inside another.
+    """A context manager around the part of a command in which an error fails the store.
 
-    No generator: calls of few keys would notice it.
+    It can be entered any number of times, also nested. It is a class and not a generator, because a
+    generator would slow down calls of few keys measurably.
     """
 
     def __init__(self, contents: Failing) -> None:
@@ -33,7 +34,7 @@ class Irreversible(AbstractContextManager[None]):
             case None:
                 return
             case CapacityError():
-                # Too late to be refused: not a lack of room that making some would mend.
+                # Too late to refuse the command: freeing space would not mend the store.
                 text = f"no room in the middle of a command: {exc}"
                 self._contents.fail(StorageError(errno.ENOSPC, text))
                 assert self._contents.failure is not None

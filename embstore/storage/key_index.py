@@ -1,22 +1,23 @@
-"""The key index of a run: its row keys, and the place of each one's record.
+"""The key index of a run: its row keys, and the offset of the record of each key.
 
-Records of a run are in key order, so the place of a key is its **rank**: the number of keys below
-it. Keys go by groups of 32,768. A group has one entry in the **directory**, and a container with
-the set of its keys:
+Records of a run are in key order, so the position of a key's record follows from the key's
+**rank**, which is the number of smaller keys. Keys are divided into groups of 32,768. A group has
+one entry in the **directory**, and a container with the set of its keys:
 
     keys           container                                                        bytes
     all            none                                                             0
-    over 2,048     a bit for each key, low bit first; then, for each 512 keys,
-                   how many are below (u16)                                         4,224
-    fewer          the key of each within its group (u16), ascending                2 a key
+    over 2,048     one bit per key, low bit first; then, for every 512 keys,
+                   the number of smaller keys in the group (u16)                    4,224
+    fewer          each key within its group (u16), ascending                       2 per key
 
-The index's size depends on the number of rows, and not on their keys: nothing where all rows of a
-table are there, a bit a key where most are, 2 bytes where few are, and 40 bytes a group. It is read
-in place, from the map of the file: a lookup reads two or three cache lines of it.
+The size of the index depends on the number of rows, and not on the values of their keys: 0 bytes if
+a table has all rows, one bit per key if it has most, 2 bytes per key if it has few, and in addition
+40 bytes per group. The index is read from the map of the file: a lookup reads two or three cache
+lines of it.
 
-Rejected: an array of the keys (8 bytes a row, and a search of it reads several cold pages); the
-keys in the records themselves with a filter before them (a key that is not there then costs a read
-of the disk now and then).
+Rejected: an array of the keys (8 bytes per row, and a search in it reads several cold pages); and
+keys only in the records themselves, with a filter before them (then some lookups of missing keys
+read the disk in vain).
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from embstore.arrays import Keys
 GROUP_BITS = 15
 GROUP_KEYS = 1 << GROUP_BITS
 LIST_MAX = 2048
-"""Keys of a group up to which they are listed: a list is then no longer than a bitmap."""
+"""Most keys of a group that are stored as a list, which is then no longer than a bitmap."""
 COLUMNS = 5
 _GROUP, _COUNT, SIZE, _START, _PLACE = range(COLUMNS)
 _BITMAP_BYTES = GROUP_KEYS // 8
@@ -53,7 +54,8 @@ _CONTAINER_BYTES = _BITMAP_BYTES + 2 * GROUP_KEYS // _COUNTED_KEYS
 
 @building_block
 def directory_at(directory: int, at: int) -> NDArray[np.int64]:
-    """Return an entry of a directory: group, keys, record bytes, offset, place of the container."""
+    """Return an entry of a directory: group, number of keys, record bytes, offset of the first
+    record, offset of the container."""
     entry: NDArray[np.int64] = carray(
         pointer_at(directory + at * COLUMNS * 8), (COLUMNS,), np.int64
     )
@@ -62,9 +64,9 @@ def directory_at(directory: int, at: int) -> NDArray[np.int64]:
 
 @building_block
 def group_at(directory: int, groups: int, group: int) -> int:
-    """Return where the entry of a group is, or of the first group behind it."""
+    """Return the index of the directory's entry of a group, or of the first later group."""
     entries = carray(pointer_at(directory), (groups, COLUMNS), np.int64)
-    guess = group - entries[0, 0]  # right where no group is left out
+    guess = group - entries[0, 0]  # right if the directory has all groups in between
     if 0 <= guess < groups and entries[guess, 0] == group:
         return int(guess)
     low, high = 0, groups
@@ -79,7 +81,7 @@ def group_at(directory: int, groups: int, group: int) -> int:
 
 @building_block
 def rank_below(container: int, count: int, offset: int) -> int:
-    """Return how many keys of a group are below `offset`."""
+    """Return the number of keys of a group that are smaller than `offset`."""
     if count == GROUP_KEYS:
         return offset
     if count <= LIST_MAX:
@@ -103,7 +105,7 @@ def rank_below(container: int, count: int, offset: int) -> int:
 
 @building_block
 def has_key(container: int, count: int, offset: int, rank: int) -> bool:
-    """Return whether a group has the key `offset`, whose rank is `rank`."""
+    """Return whether a group contains the key `offset`, whose rank is `rank`."""
     if count == GROUP_KEYS:
         return True
     if count <= LIST_MAX:
@@ -116,7 +118,7 @@ def has_key(container: int, count: int, offset: int, rank: int) -> bool:
 @kernel
 def encode(
     keys: Int64sIn,  # (n,) ascending
-    firsts: Int64sIn,  # (groups,) where in keys each group begins
+    firsts: Int64sIn,  # (groups,) the index in keys at which each group begins
     directory: Int64RowsIn,  # (groups, COLUMNS)
     containers: Uint16s,  # zeros
 ) -> None:
@@ -142,14 +144,14 @@ def encode(
 @kernel
 def decode(
     directory: Int64RowsIn,  # (groups, COLUMNS)
-    containers: Int,  # their address
-    low: Int,  # the first group
-    high: Int,  # the last one, plus one
-    keys: Int64s,  # their keys
-    offsets: Uint64s,  # where in the file the record of each is
-    sizes: Int64s,  # and its bytes
+    containers: Int,  # address of the containers
+    low: Int,  # index of the first group
+    high: Int,  # index of the last group, plus one
+    keys: Int64s,  # written: the groups' keys
+    offsets: Uint64s,  # written: the offset in the file of each key's record
+    sizes: Int64s,  # written: the bytes of each key's record
 ) -> None:
-    """Write the keys of some groups, ascending."""
+    """Write the keys of some groups, ascending, and the offsets and bytes of their records."""
     at = 0
     for g in range(low, high):
         first, count, container = (
@@ -183,11 +185,11 @@ def decode(
 def find_offsets(
     directory: Int64RowsIn,
     containers: Int,
-    end: Int,  # where the last record ends
+    end: Int,  # offset after the last record
     keys: Int64sIn,  # (n,)
     offsets: Int64s,  # (n,)
 ) -> None:
-    """Write where in the file the first record is whose key is not below each of `keys`."""
+    """Write, for each of `keys`, the offset of the first record whose key is not smaller."""
     groups = directory.shape[0]
     for i in range(keys.shape[0]):
         group = keys[i] >> GROUP_BITS
@@ -203,7 +205,7 @@ def find_offsets(
 
 
 def container_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the containers of groups with `counts` keys."""
+    """Return the bytes of the containers of groups that have `counts` keys."""
     lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
     lengths[counts == GROUP_KEYS] = 0
     return lengths
@@ -211,17 +213,17 @@ def container_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """The keys of one file, and their places in it. Any thread."""
+    """The keys of one file, and the offsets of their records. Any thread."""
 
     directory: NDArray[np.int64]  # (groups, COLUMNS)
     containers: NDArray[np.uint16]
-    end: int  # where in the file the last record ends
+    end: int  # offset in the file after the last record
 
     @classmethod
     def of(cls, keys: Keys, runs: list[tuple[int, int, int]]) -> "KeyIndex":
-        """Return the index of ascending row keys, at least one.
+        """Return the index of ascending row keys, of which there must be at least one.
 
-        runs : (first key's number, offset, record bytes) wherever the record size changes
+        runs : (number of the first key, offset, record bytes) wherever the record size changes
         """
         groups = keys >> GROUP_BITS
         firsts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
@@ -244,7 +246,7 @@ class KeyIndex:
         return int(self.directory[:, _COUNT].sum())
 
     def table_bytes(self, key_bits: int) -> dict[int, int]:
-        """Return the bytes of the records of each table, by the upper bits of their row keys."""
+        """Return the bytes of each table's records, by the upper bits of their row keys."""
         tables = self.directory[:, _GROUP] >> (key_bits - GROUP_BITS)
         ids, inverse = np.unique(tables, return_inverse=True)
         sizes = self.directory[:, _COUNT] * self.directory[:, SIZE]
@@ -253,13 +255,13 @@ class KeyIndex:
         )
 
     def offsets_of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return where the first record is whose row key is not below each of `keys`."""
+        """Return, for each of `keys`, the offset of the first record whose key is not smaller."""
         offsets = np.empty(len(keys), np.int64)
         find_offsets(self.directory, address(self.containers), self.end, keys, offsets)
         return offsets
 
     def between(self, low: int, high: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), ascending, and offset and bytes of their records."""
+        """Return the row keys in [low, high), ascending, and their records' offsets and bytes."""
         groups = self.directory[:, _GROUP]
         first, last = np.searchsorted(groups, [low >> GROUP_BITS, -(-high >> GROUP_BITS)]).tolist()
         count = int(self.directory[first:last, _COUNT].sum())

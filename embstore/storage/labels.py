@@ -1,19 +1,21 @@
-"""The checkpoints that are kept: the last ones of each folder of labels, and protected ones.
+"""Retention of checkpoints: the last ones of each folder of labels, and protected ones, are kept.
 
-A label `ads/nightly/7` is in the folder `ads/nightly`, a plain one in the folder "". Each folder
-keeps its last ones, so that one client's checkpoints do not push out another's, and a label is safe
-from routine ones in a folder of its own. The part before the first slash is a namespace; it has
-FOLDERS_MAX folders, of which the one whose last checkpoint is oldest goes first.
+A label `ads/nightly/7` is in the folder `ads/nightly`; a label without a slash is in the folder "".
+Each folder keeps its own last checkpoints, so that the checkpoints of one client do not push out
+the checkpoints of another client, and a label in a folder of its own is safe from routine
+checkpoints. The part before the first slash is a namespace. A namespace has at most FOLDERS_MAX
+folders; beyond that the folder whose last checkpoint is oldest is dropped.
 
-**Protected** checkpoints are exempt: none is dropped, and none counts, so that a folder keeps as
-many routine ones as without them. PROTECTED_MAX bounds their number, since each keeps files that
-merges could remove.
+**Protected** checkpoints are exempt: they are never dropped, and they do not count, so that a
+folder keeps as many routine checkpoints as it would without them. PROTECTED_MAX bounds their
+number, because each one keeps files that merges could otherwise remove.
 
-**To drop one is always safe.** No other state needs it: the head and every other checkpoint name
-all of their own files, so the newest label, and the last one, may go. A reader (a scan, a backup)
-has its files open, or second names of them, until the end; a restore has the engine, as a drop has.
-The drop is one rename of the catalogue: before it the label is kept whole, after it there is none,
-and files that nothing names are removed, at once or by the next opening.
+**Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
+needs it: the head and every other checkpoint name all of their own files. A reader (a scan, a
+backup) keeps its files open, or keeps second names of them, until it ends; a restore and a drop
+both have the engine, so they never overlap. The drop is one rename of the catalogue: before the
+rename the label is kept whole, and after it the label does not exist. Files that no catalogue names
+any more are removed at once or by the next opening.
 """
 
 from collections.abc import Sequence
@@ -25,13 +27,13 @@ from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.storage.states import KeptState
 
 FOLDERS_MAX = 8
-"""Folders of a namespace, at most: each keeps files that merges could remove."""
+"""Maximum number of folders per namespace: each keeps files that merges could remove."""
 PROTECTED_MAX = 64
-"""Protected checkpoints of a store, at most."""
+"""Maximum number of protected checkpoints of a store."""
 
 
 def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, ...]:
-    """Return those to keep of checkpoints, oldest first, when the last one has just been made."""
+    """Return the checkpoints to keep, given all of them, oldest first, the last one just made."""
     by_folder: dict[str, list[KeptState]] = {}
     for one in checkpoints:
         if not one.protected:
@@ -48,10 +50,10 @@ def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, 
 def retained(
     checkpoints: Sequence[KeptState], kept: KeptState, retention: Retention
 ) -> tuple[KeptState, ...]:
-    """Return the checkpoints with one of them protected, routine, or dropped.
+    """Return the checkpoints after `kept` was made protected or routine, or was dropped.
 
-    Raises CheckpointProtectedError: a protected one is not dropped. CapacityError: too many are
-    protected.
+    Raises CheckpointProtectedError if a protected checkpoint would be dropped, and CapacityError if
+    too many are protected.
     """
     if retention == "dropped":
         if kept.protected:
@@ -71,7 +73,7 @@ def retained(
 
 
 def check_loses_none(checkpoints: Sequence[KeptState], to: KeptState) -> None:
-    """Raise CheckpointProtectedError, if a restore to one of them loses a protected one."""
+    """Raise CheckpointProtectedError if a restore to `to` would lose a protected checkpoint."""
     lost = [one for one in checkpoints if one.protected and one.state.commit > to.state.commit]
     if lost:
         labels = ", ".join(repr(one.label) for one in lost)
@@ -82,6 +84,6 @@ def check_loses_none(checkpoints: Sequence[KeptState], to: KeptState) -> None:
 
 
 def _routine(label: str) -> str:
-    """Return the call and the command that make a checkpoint routine."""
+    """Return the Python call and the shell command that make a checkpoint routine."""
     in_python = f"store.set_retention({label!r}, 'routine')"
     return f"{in_python}, or embstore set-retention {quote(label)} routine"

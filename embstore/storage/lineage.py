@@ -1,18 +1,20 @@
-"""The lineage of a store: its leaders before it, as standbys and replaced leaders know them.
+"""The lineage of a store: its former leaders, as recorded by standbys and replaced leaders.
 
-A leader and its standbys have one **lineage**: the promotions that led to the present leader,
-oldest first. A store that has more of them than another has replaced it: commands that the other
-has behind the promotion's are given up. Whether a store has a leader's commands, or others by the
-same numbers, is said by the lives of the two (`embstore.storage.lives`).
+A leader and its standbys have the same **lineage**: the promotions that led to the present leader,
+oldest first. A store whose lineage continues another store's lineage has replaced that store; the
+replaced store gives up the commands that it executed after the promotion. Whether a store has the
+commands of a leader, or other commands with the same numbers, is decided by the lives of the two
+stores (`embstore.storage.lives`).
 
-Files of `log/` and `base/` have numbers that a leader uses once. A standby makes files of its own,
-with numbers from `below` on; files with lower numbers are its leader's, byte for byte. A promoted
-standby's own files are the leader's from then on, so each promotion has the number where they
-begin: up to there, files of one name are the same in all stores of that history. In this way a
-commit of a leader is taken over without the files that are there already.
+The files of `log/` and `base/` have numbers, and a leader uses each number once. A standby makes
+some files of its own, with numbers from `below` on. Its files with lower numbers are equal to its
+leader's, byte for byte. When a standby is promoted, its own files become the leader's, so each
+promotion records the number at which they begin. Below that number, files of the same name are the
+same in all stores of that history. Therefore, when a standby takes over a leader's commit, it need
+not fetch the files that it already has.
 
-The file LINEAGE is replaced whole, and has a checksum. A store that was never part of this has no
-such file.
+The file LINEAGE is replaced as a whole, and has a checksum. A store that has never been replicated
+has no such file.
 """
 
 import json
@@ -26,36 +28,36 @@ from embstore.storage.format import seal, unseal
 PATH = "LINEAGE"
 _FORMAT = 2
 NO_NUMBER = 1 << 62
-"""Above the number of every file."""
+"""A number above the numbers of all files."""
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """A standby became the leader."""
+    """A promotion: at this command a standby became the leader."""
 
     id: str
     epoch: int
-    """That began with it."""
+    """The epoch that began with the promotion."""
     command: int
-    """The last command that it had then: up to here all have the same."""
+    """The standby's last command at that time; all stores have the same commands up to it."""
     first_number: int
-    """Files from this number on are its own."""
+    """The number from which on files are the promoted standby's own."""
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The history that a store continues, and its replacement."""
+    """The promotions that led to a store, and how it was replaced or has replaced another."""
 
     promotions: tuple[Promotion, ...] = ()
     below: int | None = None
-    """On a standby: files with lower numbers are its leader's. None: on a leader."""
+    """The number below which a standby's files are its leader's; None on a leader."""
     replaced: str = ""
-    """The address of the leader that this store has replaced; "": it has replaced none."""
+    """The address of the leader that this store has replaced; "" if it has replaced none."""
     replaced_by: str = ""
-    """The promotion that has replaced this store, in words; "": it was not replaced."""
+    """A description of the promotion that has replaced this store; "" if none has."""
 
     def common(self, other: tuple[Promotion, ...]) -> int:
-        """Return how many promotions are the same as others, from the oldest on."""
+        """Return how many promotions, from the oldest on, are the same as in `other`."""
         pairs = zip(self.promotions, other, strict=False)
         return next(
             (n for n, (mine, its) in enumerate(pairs) if mine.id != its.id),
@@ -63,18 +65,18 @@ class Lineage:
         )
 
     def is_continued_by(self, other: tuple[Promotion, ...]) -> bool:
-        """Whether a store with these promotions has replaced this one."""
+        """Return whether a store with the promotions `other` has replaced this store."""
         return self.common(other) == len(self.promotions) < len(other)
 
     def gives_up(self, other: tuple[Promotion, ...], common: int) -> bool:
-        """Whether this store has replaced one with these promotions, and has all commands of it
-        that were to stay: `common` is the last one that both have."""
+        """Return whether this store has replaced a store with the promotions `other`, and has all
+        commands of that store that were to stay. `common` is the last command that both have."""
         is_newer = Lineage(other).is_continued_by(self.promotions)
         return is_newer and self.promotions[len(other)].command <= common
 
     def given_up(self, leader: tuple[Promotion, ...], command: int) -> str:
-        """Return which commands, up to the last one here, the leader's commit lacks; "": none, or
-        they are not known."""
+        """Return a description of the commands, up to `command`, that this store has and the
+        leader's commit lacks; "" if there are none, or if they are not known."""
         by = leader[len(self.promotions)] if self.is_continued_by(leader) else None
         if by is None or command <= by.command:
             return ""
@@ -84,18 +86,18 @@ class Lineage:
         )
 
     def shared_below(self, other: tuple[Promotion, ...]) -> int:
-        """Return the number below which files are the same as those of the leader with these
-        promotions."""
+        """Return the number below which files are the same as the files of a leader with the
+        promotions `other`."""
         at = self.common(other)
         own = NO_NUMBER if self.below is None else self.below
         return min([own, *(p.first_number for p in (*self.promotions[at:], *other[at:]))])
 
     def goes_on(self, leader: tuple[Promotion, ...], next_number: int) -> "Lineage":
-        """Return the lineage of a standby that goes on with a leader's commands."""
+        """Return the lineage of a standby that continues with a leader's commands."""
         return Lineage(leader, min(self.shared_below(leader), next_number))
 
     def promoted(self, epoch: int, command: int, address: str, next_number: int) -> "Lineage":
-        """Return the lineage of a standby that is the leader from now on."""
+        """Return the lineage of a standby that becomes the leader now."""
         first = next_number if self.below is None else self.below
         new = Promotion(uuid4().hex, epoch, command, first)
         return Lineage((*self.promotions, new), replaced=address)
@@ -108,15 +110,15 @@ class Lineage:
 def read(files: Files) -> Lineage:
     """Return the lineage of a directory.
 
-    Raises CorruptTableError, TableMismatchError: its file is damaged, or of another format.
+    Raises CorruptTableError, TableMismatchError: the file is damaged, or of another format.
     """
     return decode(files.read_all(PATH), PATH) if files.exists(PATH) else Lineage()
 
 
 def decode(content: bytes, path: str) -> Lineage:
-    """Return the lineage of a file's content; `path` names it in errors.
+    """Decode a lineage from the content of its file; `path` is the file's name in errors.
 
-    Raises CorruptTableError, TableMismatchError: it is damaged, or of another format.
+    Raises CorruptTableError, TableMismatchError: the content is damaged, or of another format.
     """
     body = unseal(PATH, _FORMAT, content, path)
     try:
@@ -133,5 +135,5 @@ def write(files: Files, lineage: Lineage) -> None:
 
 
 def write_to(files: Files, path: str, lineage: Lineage) -> None:
-    """Replace the lineage that is kept at a path."""
+    """Replace the lineage in the file at `path`."""
     files.replace(path, seal(PATH, _FORMAT, json.dumps(asdict(lineage)).encode() + b"\n"))

@@ -1,24 +1,26 @@
-"""The lives of a store: which process gave which commands their numbers.
+"""The lives of a store: a record of which process gave which commands their numbers.
 
-Command numbers alone do not tell two histories apart: where an older copy of a directory is put
-back, or the end of a command log is lost, the store gives the same numbers to other commands. So
-each process that opens a store begins a **life**, with a random id, and each command is of the life
-that gave it its number. A record of the command log has that id. A process that executes the
-command again, as recovery and standbys do, leaves it as it is. So no promotion and no restore needs
-a life of its own: both are followed by commands of another process, or go on with the numbers.
+Command numbers alone do not distinguish two histories. If an older copy of a directory is put back,
+or the end of a command log is lost, the store gives the same numbers to other commands. Therefore
+each process that opens a store begins a **life**, with a random id, and each command belongs to the
+life that gave it its number. Its record in the command log contains the life's id. A process that
+executes the command again, as recovery and standbys do, leaves that id as it is. A promotion and a
+restore need no life of their own: afterwards either another process numbers the commands, or the
+numbers continue.
 
-A store has the list of its lives, oldest first, each with its first command; one that has given no
-number is not in it. The list is a fold over the commands, on a leader and on its standbys alike:
-the catalogue has it as of a commit, and the records of the log extend it. Nothing is written for
-it.
+A store has a list of its lives, oldest first, each with its first command. A life that has given no
+number is not in the list. The list is a fold over the commands, on a leader and on its standbys
+alike: the catalogue contains it as of a commit, and the records of the log extend it. It needs no
+write of its own.
 
-**Two histories are the same as far as a life goes that both have**, with the same first command
-(`last_common`): the process of that id had one history, and gave these numbers in it. So Raft
-matches logs, and Kafka a replica's leader epochs. There a majority elects the leader of a term; an
-operator who copies directories asks nobody, so ids are random here, and have no order.
+**Two histories are the same up to the end of a life that both contain**, with the same first
+command (`last_common`): the process with that id had one history, and gave these numbers in it.
+Raft matches logs in this way, and Kafka the leader epochs of a replica. There, a majority elects
+the leader of a term. An operator who copies directories needs no majority, so the ids here are
+random, and have no order.
 
-The list is bounded. A store whose last life is forgotten elsewhere has, as far as can be known,
-nothing in common with it.
+The list is bounded. If another store has forgotten this store's last life, the two have, as far as
+can be known, nothing in common.
 """
 
 import secrets
@@ -27,7 +29,7 @@ from itertools import chain
 from typing import NamedTuple
 
 LIVES_MAX = 1024
-"""Lives that are remembered."""
+"""Number of lives that are remembered."""
 _ID_BITS = 64
 
 
@@ -40,33 +42,33 @@ class Life(NamedTuple):
 
 
 Lives = tuple[Life, ...]
-"""Oldest first."""
+"""Lives, oldest first."""
 
 
 def new_id() -> int:
-    """Return the id of a life that begins."""
+    """Return the id for a new life."""
     return secrets.randbits(_ID_BITS)
 
 
 def numbered(lives: Lives, id: int, command: int) -> Lives:
-    """Return the lives of a store behind a command to which life `id` has given its number."""
+    """Return the lives of a store after life `id` has numbered a command."""
     if lives and lives[-1].id == id:
         return lives
     return (*lives, Life(id, command))[-LIVES_MAX:]
 
 
 def up_to(lives: Lives, command: int) -> Lives:
-    """Return the lives of the commands up to one. If all of these are forgotten, it is of a life of
-    its own: what is made of that state is known again by it."""
+    """Return the lives of the commands up to a command. If all of these lives are forgotten, the
+    command gets a new life, by which copies of that state are recognized."""
     return tuple(one for one in lives if one.first <= command) or (Life(new_id(), command),)
 
 
 def last_common(mine: Lives, command: int, other: Lives, other_command: int) -> int:
-    """Return the last command up to which two histories are the same, as far as is known.
+    """Return the last command up to which two histories are the same, as far as can be known.
 
     Parameters
     ----------
-    command, other_command : the last command of each; both are known to be the same up to 0
+    command, other_command : the last command of each history; both are the same up to 0
     """
     others = dict(_ends(other, other_command))
     return max(
@@ -75,6 +77,6 @@ def last_common(mine: Lives, command: int, other: Lives, other_command: int) -> 
 
 
 def _ends(lives: Lives, command: int) -> Iterable[tuple[Life, int]]:
-    """Return each life, and its last command."""
+    """Return each life with its last command."""
     firsts = chain((one.first for one in lives[1:]), [command + 1])
     return ((one, following - 1) for one, following in zip(lives, firsts, strict=False))

@@ -1,15 +1,16 @@
 """The write-back log: segments that are not folded, and the index of their newest records.
 
 A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is
-found through the index. Segments are ordered; the later record of a key wins. Each has a **place**,
-a small number in positions; a place is used again only when no index entry and no merge can name
-it.
+found through the index. Segments are ordered, and the later record of a key wins. Each segment has
+a **place**, a small number that is part of positions. A place is reused only when no index entry
+and no merge can refer to it.
 
-`live` counts the records of a place that the index points to: exact for the state in memory. A kept
-checkpoint may need a record that memory has superseded, so its segments' counts are **frozen** when
-the checkpoint is made, at the number that it needs.
+`live` counts, per place, the records to which the index points. It is exact for the state in
+memory. A kept checkpoint may need a record that a newer record in memory has superseded. Therefore
+the counts of its segments are **frozen** when the checkpoint is made, at the number of records that
+it needs.
 
-Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
+Memory: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from embstore.storage.row_index import PLACE_BITS, RowIndex
 from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
 SLICE_KEYS = 1 << 15
-"""Entries of the index that are looked at in a slice of a merge's installation."""
+"""Number of index entries that one slice of a merge's installation handles."""
 
 _NOTHING = nullcontext()
 
@@ -35,8 +36,8 @@ _NOTHING = nullcontext()
 class Log:
     """All log segments of a store.
 
-    Engine thread only; a merge's thread reads sealed segments' maps. `irreversible` enters a block
-    whose errors fail the store.
+    Engine thread only; a merge's thread reads the maps of sealed segments. `irreversible` is a
+    context manager: an error inside its block fails the store.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Log:
         self.segments: list[Segment] = []  # sealed, oldest first
         self.next_number = 1
         self.changes = 0  # grows whenever the segments or their commits change
-        self.forgetful = False  # entries were dropped that the last commit still has
+        self.forgetful = False  # entries were dropped that the last commit still contains
         self.live = np.zeros(64, np.int64)
         self._frozen = np.zeros(64, np.uint8)
         self._addresses = np.zeros(64, np.uint64)
@@ -66,23 +67,23 @@ class Log:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segments, the current one included."""
+        """Bytes of all segments, including the current one."""
         return sum(segment.bytes for segment in self._all)
 
     @property
     def records(self) -> int:
-        """Records of all segments, the current one included."""
+        """Number of records in all segments, including the current one."""
         return sum(segment.records for segment in self._all)
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-        """The index's tables, and the address of the map of each place: the arrays that find a
-        record."""
+        """The arrays that find a record: the tables of the index, and the address of the map of
+        each place."""
         return (*self.index.tables, self._addresses)
 
     @property
     def maps(self) -> list[NDArray[np.uint8]]:
-        """The maps of all segments, the current one included."""
+        """The maps of all segments, including the current one."""
         return [segment.map for segment in self._all]
 
     @property
@@ -91,7 +92,7 @@ class Log:
 
     @property
     def appending_records(self) -> int:
-        """Records of the current segment."""
+        """Number of records in the current segment."""
         return self._writer.segment.records if self._writer is not None else 0
 
     @property
@@ -101,7 +102,7 @@ class Log:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Bytes that no commit has made durable yet."""
+        """Bytes of records that no commit has made durable yet."""
         return self.bytes - sum(s.bytes for s in self.segments if s.commit)
 
     def unsynced(self) -> list[str]:
@@ -110,19 +111,19 @@ class Log:
         return [segment.path for segment in (*self.uncommitted, *writing)]
 
     def load(self, entry: SegmentEntry) -> None:
-        """Open a committed segment, newer than those loaded before, and index its keys."""
+        """Open a committed segment, newer than all loaded before it, and index its keys."""
         segment = read_segment(self._files, self._store_id, self._take_place(), entry)
         self._addresses[segment.place] = segment.map.ctypes.data
         self.segments.append(segment)
         self.index.put(*segment.keys_and_positions(), self.live, self._frozen)
 
     def freeze(self) -> None:
-        """Keep the counts of the sealed segments as they are: a checkpoint needs these records."""
+        """Freeze the counts of the sealed segments, because a checkpoint needs their records."""
         for segment in self.segments:
             self._frozen[segment.place] = 1
 
     def mark_committed(self, commit: int) -> None:
-        """Note that a commit made the sealed segments durable; only their maps stay open."""
+        """Record that a commit made the sealed segments durable; only their maps stay open."""
         for segment in self.uncommitted:
             segment.commit = commit
             segment.close()
@@ -134,9 +135,10 @@ class Log:
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make sure that `place` has room for `records` records of at most `record_bytes`.
+        """Reserve space for `place` to add `records` records of at most `record_bytes` each.
 
-        CapacityError, if the disk is full or the index would pass its limit, has changed nothing.
+        Raises CapacityError if the disk is full or the index would exceed its limit; nothing has
+        changed then.
         """
         if bounded and self.index.size + records > self._rows_max:
             raise CapacityError(
@@ -151,10 +153,10 @@ class Log:
         self._writer.reserve(records, record_bytes)
 
     def place(self, keys: Keys, record_bytes: int) -> Callable[[NDArray[np.uint64]], None]:
-        """Index the next records, of unique keys; return the function that writes them, packed, to
-        their place.
+        """Index the next records, whose keys are unique; return the function that writes the packed
+        records to their offset.
 
-        `reserve` has made room. They may be written by any thread, before the next read.
+        `reserve` must have been called. Any thread can write the records, but before the next read.
         """
         assert self._writer is not None
         offset, positions = self._writer.place(keys, record_bytes)
@@ -162,7 +164,7 @@ class Log:
         return partial(self._writer.write, offset)
 
     def new_writer(self, capacity: int) -> SegmentWriter:
-        """Start a segment file, which belongs to its writer until it is sealed."""
+        """Start a segment file, which only its writer uses until it is sealed."""
         number, self.next_number = self.next_number, self.next_number + 1
         self._files.make_directory("log")
         place = self._take_place()
@@ -178,7 +180,7 @@ class Log:
         """Finish the current segment, if there is one. It is not yet durable."""
         if self._writer is not None:
             index = self._writer.index()
-            with self._irreversible:  # a map is replaced, whose addresses are known
+            with self._irreversible:  # it replaces a map whose address is in use
                 segment = self._writer.seal(index)
                 self._addresses[segment.place] = segment.map.ctypes.data
                 self.segments.append(segment)
@@ -192,14 +194,14 @@ class Log:
         keys: Keys,
         olds: NDArray[np.int64],
     ) -> Iterator[int]:
-        """Put one segment, or none, in the place of merged ones, in slices: between one and the
-        next, entries may point to old or new, which have the same content. Yields the numbers of
-        entries checked.
+        """Replace merged segments by one new segment, or by none, in slices. Yield the number of
+        entries handled so far. Between slices, entries point to old or to new records, which have
+        the same content.
 
-        keys, olds : (n,) the records that were kept and where they were; `new` has them in this
-        order. The new segment takes the place of the newest of the old ones: its records are newer
-        than all older segments', and no newer record has its keys. Nothing is frozen before the
-        end.
+        keys, olds : (n,) the kept records' row keys and old positions; `new` has the records in
+        this order. The new segment takes the position of the newest old segment in the order of
+        segments: its records are newer than all records of older segments, and no newer record has
+        one of its keys. No count may be frozen before the end.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
         if new is not None:
@@ -220,7 +222,7 @@ class Log:
         self.changes += 1
 
     def forget_table(self, low: int, high: int) -> None:
-        """Drop the index entries of row keys in [low, high); their records die where they are."""
+        """Drop the index entries of row keys in [low, high); their records count as dead."""
         keys = self.index.keys_between(low, high)
         olds = self.index.positions_of(keys)
         places = olds >> PLACE_BITS
@@ -229,7 +231,7 @@ class Log:
         self.index.repoint(keys, olds, np.full(len(keys), -1, np.int64), self.live)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if `live` is not the count of the index's entries."""
+        """Raise AssertionError if `live` is not the number of index entries per place."""
         counted = np.bincount(self.index.positions() >> PLACE_BITS, minlength=len(self.live))
         for segment in self._all:
             live, found = int(self.live[segment.place]), int(counted[segment.place])
@@ -243,12 +245,12 @@ class Log:
             raise AssertionError("the log index points to a segment that is gone")
 
     def close(self) -> None:
-        """Close every descriptor. Nothing is sealed, synced or removed."""
+        """Close all descriptors. Nothing is sealed, synced or removed."""
         for segment in self._all:
             segment.close()
 
     def _take_place(self) -> int:
-        """Return a free place, with its count at zero."""
+        """Return a free place, after setting its count to 0."""
         if not self._free_places:
             size = len(self.live)
             self.live = np.concatenate([self.live, np.zeros(size, np.int64)])
@@ -260,7 +262,7 @@ class Log:
         return place
 
     def abandon(self, writer: SegmentWriter) -> None:
-        """Remove a merge's segment that no position names."""
+        """Remove the segment of a merge to which no position refers."""
         self._retire(writer.segment)
         self._files.discard(writer.segment.path)
 

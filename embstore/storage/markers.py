@@ -1,13 +1,15 @@
-"""The owner of a folder of backups: the file EMBSTORE-BACKUPS, which a first backup writes first.
+"""The marker of a folder of backups: the file EMBSTORE-BACKUPS, which is written before the first
+backup.
 
-A backup replaces files of some names and removes others, so it goes into a folder that has nothing
-yet, or one whose marker has the store's id. Every other folder is refused, and stays as it is. A
-store and its continuations (a promoted standby, a restored directory without a new id) have one id;
-where two of them have diverged, the files themselves show it (`embstore.storage.backup`).
+A backup replaces some files and removes others, so it is written only into an empty folder, or into
+a folder whose marker contains the store's id. Every other folder is refused, and stays as it is. A
+store and its continuations (a promoted standby, a restored directory without a new id) have the
+same id; if two of them have diverged, the files themselves show it (`embstore.storage.backup`).
 
-The marker never changes: the store id behind a line with format and hash (`format.seal`).
-A first backup that was cut off leaves nothing, an empty LOCK, or the marker: the next one goes on.
-At a URL it may leave a part of the marker, and nothing else, which counts as nothing.
+The marker never changes. It contains the store id after a line with format and hash
+(`format.seal`). A first backup that was cut off leaves no file, an empty LOCK, or the marker; the
+next backup continues from there. At a URL it can also leave a part of the marker. A folder with
+nothing but such a part counts as empty.
 """
 
 import os
@@ -27,17 +29,17 @@ from embstore.storage.format import BACKUP_FORMAT, seal, unseal
 
 PATH = "EMBSTORE-BACKUPS"
 NOTHING = {LOCK, f"{PATH}.new", "lost+found"}
-"""Names that a folder may have that counts as empty."""
+"""Names of files that may exist in a folder that counts as empty."""
 _TITLE = "BACKUPS"
 _SHOWN = 3
 _MEND = "give an empty directory, or one that does not exist yet"
 
 
 class Marked(Protocol):
-    """A folder that may have a marker."""
+    """A folder that can contain a marker."""
 
     def list(self, folder: str) -> list[str]:
-        """Return the names in a folder, none if it does not exist."""
+        """Return the names in a folder; empty if it does not exist."""
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
@@ -51,21 +53,21 @@ def encode(store_id: str) -> bytes:
 def decode(content: bytes) -> str:
     """Return the store id of a marker.
 
-    Raises CorruptTableError: it is damaged. TableMismatchError: it is of another format.
+    Raises CorruptTableError if it is damaged, and TableMismatchError if it is of another format.
     """
     return unseal(_TITLE, BACKUP_FORMAT, content, PATH).decode().strip()
 
 
 def has_backups(folder: Marked, store_id: str, place: str) -> bool:
-    """Return whether a folder has the marker of a store; False: it has nothing yet.
+    """Return whether a folder has the marker of a store; False if the folder counts as empty.
 
     Parameters
     ----------
-    place : the folder, in words, for errors
+    place : name of the folder, for errors
 
     Raises
     ------
-    InvalidArgumentError : it has something else. Nothing has changed.
+    InvalidArgumentError : the folder contains anything else. Nothing has changed.
     """
     names = set(folder.list(""))
     if IDENTITY in names:
@@ -91,7 +93,7 @@ def has_backups(folder: Marked, store_id: str, place: str) -> bool:
 
 
 def check_outside(root: Path) -> None:
-    """Raise InvalidArgumentError, if a folder is within a store, or within backups."""
+    """Raise InvalidArgumentError if a folder is within a store, or within a folder of backups."""
     for parent in Path(os.path.realpath(root)).parents:
         kind = _kind_of(Files(parent))
         if kind:
@@ -99,7 +101,7 @@ def check_outside(root: Path) -> None:
 
 
 def _kind_of(files: Files) -> str:
-    """Return the kind of embstore directory; "": neither a store nor backups."""
+    """Return the kind of an embstore directory; "" if it is neither a store nor has backups."""
     readers: dict[str, Callable[[], object]] = {
         "a store": lambda: read_identity(files),
         "backups": lambda: decode(files.read_all(PATH)),

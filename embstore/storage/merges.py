@@ -4,19 +4,21 @@
 - A **base merge** makes fewer runs of several (base_merge.py, tiers.py).
 - A **compaction** drops dead records from the log (compaction.py).
 
-One merge at a time. `poll` is called between commands: it installs a merge that has finished, and
-starts one that is due; it never waits. The merge runs on a thread of its own in between. `run`
-reads files that never change, and writes files that are not named yet. Installing makes the result
-current: the catalogue's rename if committed files are replaced, then index entries *that still
-point to the old records*, so entries changed meanwhile are newer and stay. The entries are done in
-slices, one a poll: until its turn an entry leads to the old record, which is there until the end,
-and has the same content. A commit completes them first. A crash at any point leaves either the old
-files or the new ones named; unnamed files are removed at the next opening, and the merge is done
-again.
+Only one merge runs at a time. `poll` is called between commands: it installs a merge that has
+finished, and starts a merge that is due; it never waits. In between, the merge's `run` works on a
+thread of its own: it reads files that never change, and writes files that no catalogue names yet.
 
-A merge that fails has changed nothing, and is reported in the stats. For lack of room it is tried
-again after the next commit; any other failure ends merges of its kind until the store is opened
-again.
+Installing makes the result current in two steps. First, if the merge replaces committed files, a
+new catalogue is renamed into place. Then the index entries *that still point to the old records*
+are changed; entries that changed meanwhile are newer, and stay. The entries are changed in slices,
+one per poll. An entry that is not yet changed leads to the old record, which exists until the end
+and has the same content. A commit first completes the installation. After a crash at any point the
+catalogue names either the old files or the new ones. The next opening removes unnamed files, and
+the merge is done again.
+
+A merge that fails has changed nothing, and is reported in the stats. If it failed for lack of
+space, it is tried again after the next commit; any other failure ends merges of its kind until the
+store is opened again.
 """
 
 import threading
@@ -45,21 +47,21 @@ class Merge(Protocol):
     """One merge, of any kind."""
 
     def run(self, reached: Callable[[str], None]) -> None:
-        """Write the kept records durably where they go. Any thread; nothing current changes.
+        """Write the kept records durably to new files. Any thread; nothing current changes.
 
         `reached` is called at each stage; an exception stops the merge.
 
         Raises
         ------
-        CapacityError, StorageError : nothing is lost; the merge may be tried again.
+        CapacityError, StorageError : nothing is lost, and the merge can be tried again.
         WrongRecordError : a record is damaged.
         """
 
     def catalogue(self, contents: Contents) -> Catalogue | None:
-        """Return the catalogue that makes the result current; None: the rows are not committed."""
+        """Return the catalogue that makes the result current; None: the rows are uncommitted."""
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, a slice before each yield and one at the end; remove the
+        """Make the result current, one slice before each yield and one at the end; remove the
         replaced files."""
 
     def discard(self, contents: Contents) -> None:
@@ -67,11 +69,11 @@ class Merge(Protocol):
 
 
 class _StoppedError(Exception):
-    """A merge was stopped: its work is thrown away."""
+    """A merge was stopped, and its work is discarded."""
 
 
 class Merges:
-    """The merges of one store. Engine thread only, but `_run`."""
+    """The merges of one store. Engine thread only, except `_run`."""
 
     def __init__(self, contents: Contents) -> None:
         self.folds = 0
@@ -86,11 +88,11 @@ class Merges:
         self._thread: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._stop = threading.Event()
-        self._looked_at: tuple[Log, int] | None = None  # when a merge was last looked for
-        self._threads: list[threading.Thread] = []  # the one above; shared with the finalizer
-        # A thread that the interpreter's end cuts off inside a kernel takes the process with it.
+        self._looked_at: tuple[Log, int] | None = None  # the state that was last searched for work
+        self._threads: list[threading.Thread] = []  # the thread above; shared with the finalizer
+        # If the interpreter's end stops a thread inside a kernel, the whole process crashes.
         weakref.finalize(self, _end, self._stop, self._threads)
-        # By kind of merge: the commit number from which it may go on after a failure.
+        # By kind of merge: the commit number from which it can be tried again after a failure.
         self._not_before: dict[type, int] = {}
         self._was_stopped = False
 
@@ -100,8 +102,8 @@ class Merges:
         return self._thread is not None or self._installing is not None
 
     def poll(self) -> None:
-        """Install a finished merge, slice by slice; start one that is due. Between commands; never
-        waits."""
+        """Install a finished merge, slice by slice; start a merge that is due. Called between
+        commands; never waits."""
         if self._contents.read_only or self._contents.failure is not None:
             return
         self._contents.removal.begin()
@@ -115,23 +117,23 @@ class Merges:
             return
         seen = (self._contents.log, self._contents.log.changes)
         if seen == self._looked_at:
-            return  # nothing is due that was not before
+            return  # nothing has become due since
         self._looked_at = seen
         plan = self._due()
         if plan is not None:
             self._start(plan)
 
     def slow_down(self, wanted_bytes: int) -> None:
-        """Let a command that logs `wanted_bytes` (an update, or a lookup that evicts dirty rows)
-        wait, if merges are far behind: all become slower, and none waits for a merge."""
+        """Delay a command that logs `wanted_bytes` (an update, or a lookup that evicts dirty rows)
+        if merges are far behind. All such commands become slower, but none waits for a merge."""
         if self._thread is not None and (delay_s := self.delay_s(wanted_bytes)) > 0:
             began = monotonic()
             self._thread.join(delay_s)
             self.waited_s += monotonic() - began
 
     def delay_s(self, wanted_bytes: int) -> float:
-        """Return the seconds to wait before or after `wanted_bytes` are logged: in proportion to
-        them, and to how far merges are behind."""
+        """Return the seconds to wait before or after logging `wanted_bytes`. The delay grows in
+        proportion to these bytes and to how far merges are behind."""
         if self._thread is None:
             return 0.0
         waiting = sum(s.bytes for s in self._committed())
@@ -139,7 +141,7 @@ class Merges:
         return min(max(behind, 0.0) * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S)
 
     def finish(self) -> None:
-        """Run all merges that are due, and wait for them. For tests, and before a measurement."""
+        """Run all merges that are due, and wait for them. For tests and before measurements."""
         while True:
             self.poll()
             if not self.running:
@@ -149,12 +151,12 @@ class Merges:
         self._contents.removal.finish()
 
     def complete(self) -> None:
-        """Finish an installation, before work that must not find it half done."""
+        """Complete a running installation, before work that must not find it incomplete."""
         while self._installing is not None:
             self._install_slice()
 
     def stop(self) -> None:
-        """End a running merge: its result is installed if it is there, else thrown away."""
+        """End a running merge: its result is installed if it is ready, else discarded."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
@@ -162,16 +164,16 @@ class Merges:
         self.complete()
 
     def try_again(self) -> None:
-        """Forget that a merge had no room: a restore has changed the files."""
+        """Allow merges again that failed for lack of space, because a restore changed the files."""
         self._not_before = {k: n for k, n in self._not_before.items() if n == _NEVER}
 
     def look_again(self) -> None:
-        """Forget that nothing was due: fewer checkpoints are kept, and more may be merged."""
+        """Search for due merges again, because fewer kept checkpoints allow more merges."""
         self._looked_at = None
 
     def _due(self) -> Merge | None:
-        # The base first: a fold adds to it, and would else never let it come to its turn. But not
-        # where folds are behind, or the base's merges are stopped again and again.
+        # The base first: each fold adds to it, so that folds would never let a base merge start.
+        # But not if folds are behind, or if base merges are stopped again and again.
         limits, committed = self._contents.limits, self._committed()
         is_behind = (
             sum(s.bytes for s in committed) > _BEHIND_FOLDS * limits.fold_bytes
@@ -183,7 +185,7 @@ class Merges:
                 continue
             try:
                 plan: Merge | None = kind.due(self._contents)
-            except EmbstoreError as exc:  # no room for a compaction's file, say
+            except EmbstoreError as exc:  # for example no space for the file of a compaction
                 self._failed(kind, exc)
                 continue
             if plan is not None:
@@ -216,7 +218,7 @@ class Merges:
     def _run(self, merge: Merge) -> None:
         try:
             merge.run(self._reached)
-        except BaseException as exc:  # handed to the engine thread, which decides
+        except BaseException as exc:  # the engine thread handles it
             self._outcome = exc
 
     def _finish(self) -> None:
@@ -224,7 +226,7 @@ class Merges:
         assert merge is not None
         self._merge = self._thread = None
         if self._contents.failure is not None:
-            return  # nothing is committed any more; the written files have no name
+            return  # nothing is committed any more, so no catalogue will name the written files
         self._looked_at = None  # due work may still be due
         if outcome is None:
             try:
@@ -233,7 +235,7 @@ class Merges:
                 return
             except EmbstoreError as exc:
                 if self._contents.failure is not None:
-                    raise  # the disk may have the new catalogue, and need the written files
+                    raise  # the new catalogue, which names the written files, may be on the disk
                 outcome = exc
         merge.discard(self._contents)
         self._was_stopped = isinstance(outcome, _StoppedError)
@@ -249,7 +251,7 @@ class Merges:
                     contents.files.sync_directory("log")
             contents.replace_catalogue(new)
             contents.files.reached("merge:renamed")
-        # From here on files, catalogue and index change together.
+        # From here on, files, catalogue and index must change together.
         with contents.irreversible:
             self._installing = merge.install(contents)
         self._install_slice()

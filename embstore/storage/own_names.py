@@ -1,8 +1,8 @@
 """Names of files that a store or a backup makes, and may therefore remove.
 
-Leftovers (of a crash, of a merge, of a cancelled backup) are found by listing a folder. People put
-files of their own into folders, so a listed file is removed only if its name has one of these
-forms.
+Leftovers of a crash, a merge or a cancelled backup are found by listing a folder. Users may put
+files of their own into these folders, so a listed file is removed only if its name has one of the
+forms below.
 """
 
 import re
@@ -24,5 +24,5 @@ _OWN = re.compile(
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file of that path, relative to the store or backup, is one that it makes."""
+    """Return whether a path, relative to the store or backup, is that of a file which it makes."""
     return _OWN.fullmatch(path) is not None

@@ -1,12 +1,13 @@
-"""Whether the files of an open store are still there, and still its own.
+"""Checks that the files of an open store still exist, and are still its own.
 
-Names alone say little: a folder may have been replaced by an older copy of itself that has all the
-names, and what the store writes next would go there, beside a file that ends too early. Files that
-a commit names never change, so that each is known by its number in the file system (inode), as it
-was when it was first seen. CATALOGUE is replaced with each commit, and is known by its content.
+Names alone are not sufficient: a folder may have been replaced by an older copy of itself that has
+all the names. The store's next files would then be written there, next to a file that ends too
+early. Files that a commit names never change, so each is identified by its inode number, as it was
+when the file was first seen. CATALOGUE is replaced at each commit, and is identified by its
+content.
 
-Listing a folder gives all numbers at once. Some file systems (FUSE) list others than they have
-numbered; therefore the file itself is asked before it is said to be another one.
+Listing a folder yields all inode numbers at once. Some file systems (FUSE) list other numbers than
+the files themselves report. Therefore the file itself is asked before it is taken for another file.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,18 +21,18 @@ from embstore.storage.format import ROOMS
 
 
 class Presence:
-    """The files that a store was seen to have. Any thread."""
+    """The files that the store has seen. Any thread."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._seen: dict[str, tuple[int, tuple[int, int]]] = {}
-        """Of each file the number that its folder lists, and device and number of its own."""
+        """For each file: the inode number in its folder's list, and its own device and inode."""
         self._catalogues: tuple[bytes, ...] = ()
-        """Hashes of what CATALOGUE may have now: one, more while it is replaced."""
+        """Hashes of the contents that CATALOGUE may have: one, or more while it is replaced."""
 
     def gone(self, paths: Collection[str]) -> str:
-        """Return one of some files that never change which is not there any more, or is another
-        one; "": all are. Those that are not among them are forgotten."""
+        """Return the path of a file that is missing or was replaced by another file; "": none is.
+        `paths` are files that never change; all other files are forgotten."""
         here = dict(self._files.inodes(""))
         for room in ROOMS:
             here |= {f"{room}/{name}": found for name, found in self._files.inodes(room).items()}
@@ -53,21 +54,21 @@ class Presence:
         return is_own
 
     def begin(self, paths: Collection[str]) -> None:
-        """Take what is there now for the store's own."""
+        """Take the present files for the store's own."""
         self._catalogues = (_hash(self._files.read_all(PATH)),)
         self.gone(paths)
 
     @contextmanager
     def replacing(self, content: bytes) -> Iterator[None]:
-        """Within, CATALOGUE may have this content, too; after it, unless there was an error, no
-        other."""
+        """Allow CATALOGUE to have this content too, while the block runs. After the block only this
+        content is allowed, unless the block raised an error."""
         new = _hash(content)
         self._catalogues = (*self._catalogues, new)
         yield
         self._catalogues = (new,)
 
     def has_catalogue(self) -> bool:
-        """Return whether CATALOGUE has what was written there last."""
+        """Return whether CATALOGUE has the content that was last written there."""
         before, found = self._catalogues, _hash(self._files.read_all(PATH))
         return found in (*before, *self._catalogues)
 

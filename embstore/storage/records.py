@@ -1,16 +1,16 @@
-"""Records of log and base (storage/format.py): rows into checked records, and back.
+"""Records of log and base (storage/format.py): encoding rows as checked records, and decoding them.
 
-The checksum is CRC-32C, because processors compute it eight bytes at a time; where this one does
-not, a table of 256 entries does, with the same result. A record is checked every time it is read: a
-flipped bit on the disk is an error, never a row.
+The checksum is CRC-32C, because processors compute it eight bytes at a time. On a processor without
+that instruction a table of 256 entries computes the same result. A record is checked whenever it is
+read: a flipped bit on the disk causes an error, never a wrong row.
 
-A step of the checksum waits for the step before, so that while one record is checked no other is
-fetched: records at random addresses are prefetched, and read two at a time. Measured: 80,000
-records of 544 bytes, at random in 816 MB of the page cache, in 17 ms on one thread; with neither in
-40, and without a checksum in 13.
+Each step of the checksum waits for the step before it, so that no other record is fetched while one
+record is checked. Therefore records at random addresses are prefetched, and read two at a time.
+Measured: 80,000 records of 544 bytes, at random addresses in 816 MB of the page cache, take 17 ms
+on one thread. With neither prefetching nor pairs they take 40 ms, and without a checksum 13 ms.
 
-Rejected: to copy them in the order of their pages. The rows are then written at random, which takes
-longer than it saves.
+Rejected: copying records in the order of their pages. The rows are then written in random order,
+which costs more time than it saves.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ _TABLE = _crc_table()
 
 @building_block
 def crc_word_by_table(crc: np.uint64, word: np.uint64) -> np.uint64:
-    """Continue a CRC-32C as `crc_word` does, without processor support."""
+    """Continue a CRC-32C as `crc_word` does, without the processor's instruction."""
     for _ in range(8):
         crc = (crc >> np.uint64(8)) ^ _TABLE[(crc ^ word) & np.uint64(0xFF)]
         word = word >> np.uint64(8)
@@ -95,7 +95,7 @@ def pack(
 
 
 _AHEAD_BYTES = 4096
-"""Bytes of records that are prefetched: about as many as a core can wait for at once."""
+"""Bytes of records that are prefetched, about the amount that a core can have in flight."""
 
 
 @building_block
@@ -107,7 +107,7 @@ def _ask(address: np.uint64, size: int) -> None:
 
 @building_block
 def _copy_two(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, i: int, k: int) -> int:
-    """Copy two rows, or twice the same; return the first whose record is wrong, or -1."""
+    """Copy two rows, or the same row twice; return the first index whose record is wrong, or -1."""
     words = rows.shape[1]
     full = np.uint64(0xFFFFFFFF)
     first = carray(pointer_at(np.int64(addresses[i])), (words + 2,), np.uint64)
@@ -127,10 +127,10 @@ def _copy_two(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, i: int, k:
 
 @building_block
 def copy_rows(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, low: int, high: int) -> int:
-    """Do as `unpack`."""
+    """Copy rows as `unpack` does."""
     size = 8 * (rows.shape[1] + 2)
     ahead = max(_AHEAD_BYTES // size, 1)
-    before = -1  # a record that waits for another one
+    before = -1  # index of a record that waits for a second one
     for i in range(low - ahead, high):
         if i + ahead < high and addresses[i + ahead] != np.uint64(0):
             _ask(addresses[i + ahead], size)
@@ -148,8 +148,8 @@ def copy_rows(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, low: int, 
 
 @kernel
 def unpack(
-    addresses: Uint64sIn,  # (n,) of records, 0 where there is none
-    keys: Int64sIn,  # (n,) the row keys that must be there
+    addresses: Uint64sIn,  # (n,) of records; 0: no record
+    keys: Int64sIn,  # (n,) the row keys that the records must have
     rows: Uint64Rows,  # (n, stride / 2)
     low: Int,
     high: Int,
@@ -160,12 +160,12 @@ def unpack(
 
 @kernel
 def find_wrong(
-    addresses: Uint64sIn,  # (n,) of records
-    sizes: Int64sIn,  # (n,) their bytes
-    keys: Int64sIn,  # (n,) the row keys that must be there
+    addresses: Uint64sIn,  # (n,) addresses of records
+    sizes: Int64sIn,  # (n,) bytes of records
+    keys: Int64sIn,  # (n,) the row keys that the records must have
     wrong: Int64s,  # (n,)
 ) -> int:
-    """Write which records are wrong, ascending; return how many."""
+    """Write the indexes of the wrong records, ascending; return their number."""
     full = np.uint64(0xFFFFFFFF)
     found = 0
     for i in range(addresses.shape[0]):
@@ -182,8 +182,8 @@ def find_wrong(
 
 @kernel
 def copy_records(
-    addresses: Uint64sIn,  # (n,) of records
-    keys: Int64sIn,  # (n,) the row keys that must be there
+    addresses: Uint64sIn,  # (n,) addresses of records
+    keys: Int64sIn,  # (n,) the row keys that the records must have
     out: Uint64Rows,  # (n, 2 + stride / 2)
 ) -> int:
     """Copy whole records; return the first i whose record is wrong, or -1."""

@@ -1,8 +1,8 @@
-"""Removal of unnamed files, on a thread of their own.
+"""Removal of unnamed files, on a separate thread.
 
-Removing 256 MiB takes the system a tenth of a second, including their last map; a command must not
-wait for it. Therefore the thread begins with a later command, when there are no other references to
-the maps. If the process ends before, the next opening removes the rest.
+Removing 256 MiB and their last map takes the system a tenth of a second, and a command must not
+wait for that. The thread begins with a later command, when nothing else refers to the maps. If the
+process ends earlier, the next opening removes the rest.
 """
 
 import threading
@@ -21,12 +21,12 @@ class Removal:
         self._threads: list[threading.Thread] = []
 
     def remove(self, paths: Iterable[str], maps: object) -> None:
-        """Remove files soon; `maps` are let go after them, so that this thread frees them."""
+        """Remove files soon. `maps` are released after the files, so that the thread frees them."""
         self._paths += paths
         self._maps.append(maps)
 
     def begin(self) -> None:
-        """Remove the noted files, on a thread."""
+        """Start to remove the noted files, on a thread."""
         if not self._paths:
             return
         arguments = self._files, self._paths, self._maps
@@ -41,7 +41,7 @@ class Removal:
             self._threads.append(thread)
 
     def finish(self) -> None:
-        """Wait until all are gone."""
+        """Wait until all files are removed."""
         self.begin()
         for thread in self._threads:
             thread.join()

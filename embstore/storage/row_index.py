@@ -1,21 +1,22 @@
-"""The log index: row key -> where the row's newest record is in the log.
+"""The log index: from a row key to the position of the row's newest record in the log.
 
-Open addressing with linear probing at a load of at most 0.7, because its lookups are by the
-thousand and touch one cache line each; removal shifts the following entries back, so that no
-tombstone ever slows a probe. It has one entry, (key, position), per distinct row since the last
-fold.
+It is a hash table with open addressing and linear probing at a load of at most 0.7, because its
+lookups come in thousands and touch one cache line each. Removal shifts the following entries back,
+so that no removal marks slow down a probe. The index has one entry, (key, position), per distinct
+row since the last fold.
 
-A **position** is ``place << 40 | byte offset``: a place is a small number that a log segment has
-while records of it can be found (log.py). `live` counts, by place, the records that are some key's
-newest. Records begin at multiples of eight bytes, so the lowest bit of an offset is free: it is
-TOMBSTONE, set where the record says that its row was deleted.
+A **position** is ``place << 40 | byte offset``. A place is a small number that a log segment has
+while its records can be found (log.py). `live` counts, per place, the records that are the newest
+of their key. Records begin at multiples of eight bytes, so the lowest bit of an offset is free. It
+is TOMBSTONE, which is set if the record marks its row as deleted.
 
-It grows little by little: all entries at once are seconds for tens of millions. An entry is in the
-new table or in the old one; every call that adds keys moves their entries, and some others, so that
-the old table is gone long before the new one is full.
+The table grows little by little, because moving all entries at once takes seconds at tens of
+millions of rows. While it grows, an entry is in the new table or in the old one. Every call that
+adds keys moves the entries of these keys, and some others, so that the old table is empty long
+before the new one is full.
 
-Keys given to one call may repeat: entries are written in order, so the last counts. The loops are
-pure functions of their arguments; host memory only.
+Keys given to one call may repeat: entries are written in order, so the last one counts. The loops
+are pure functions of their arguments, and use host memory only.
 """
 
 from contextlib import suppress
@@ -42,18 +43,18 @@ PLACE_BITS = 40
 TOMBSTONE = 1
 OFFSET_MASK = (1 << PLACE_BITS) - 8
 _AHEAD = 12
-"""Keys ahead for which the entry is prefetched: a few memory latencies."""
+"""How many keys ahead the entry is prefetched: this covers a few memory latencies."""
 _INITIAL = 1 << 12
 _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15
-"""Entries that a call moves: a few milliseconds."""
+"""Number of entries that a call moves, which takes a few milliseconds."""
 _SHRINK = 16
-"""A fold can empty the index; with under 1/n of its places in use, memory is freed."""
+"""If fewer than 1/n of the table's entries are used, for example after a fold, it shrinks."""
 
 
 @building_block
 def mixed(key: np.int64) -> np.uint64:
-    """Return a number each of whose bits depends on each bit of a key."""
+    """Return a hash of a key, each of whose bits depends on each bit of the key."""
     h = np.uint64(key)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
@@ -67,7 +68,7 @@ def _home(key: np.int64, mask: np.int64) -> np.int64:
 
 @building_block
 def _place(entries: Int64RowsIn, key: np.int64) -> np.int64:
-    """Return where a key is, or where it would be added."""
+    """Return the index of a key's entry, or the index at which it would be added."""
     mask = np.int64(entries.shape[0] - 1)
     at = _home(key, mask)
     while entries[at, 0] != key + 1 and entries[at, 0] != 0:
@@ -82,15 +83,15 @@ def _has(entries: Int64RowsIn, at: np.int64, key: np.int64) -> bool:
 
 @building_block
 def _ask(entries: Int64RowsIn, keys: Int64sIn, i: int) -> None:
-    """Ask for the entry of a key that is looked for soon after keys[i]."""
+    """Prefetch the entry of a key that will be looked up soon after keys[i]."""
     key = keys[min(i + _AHEAD, keys.shape[0] - 1)]
     prefetch(entries.ctypes.data + _home(key, np.int64(entries.shape[0] - 1)) * 16)
 
 
 @building_block
 def position_of(entries: Int64RowsIn, old: Int64RowsIn, keys: Int64sIn, i: int) -> int:
-    """Return the position of keys[i], or -1. Its entry is in one of two tables; keys after it are
-    looked for next."""
+    """Return the position of keys[i], or -1, from the new table or the old one. Entries of the keys
+    after it are prefetched."""
     _ask(entries, keys, i)
     if old.shape[0] > 1:
         _ask(old, keys, i)
@@ -121,7 +122,7 @@ def put(
     live: Int64s,
     frozen: Uint8sIn,
 ) -> int:
-    """Point each key at its position, counting in `live`; return how many keys are new."""
+    """Point each key at its position, and update `live`; return the number of new keys."""
     added = 0
     for i in range(keys.shape[0]):
         _ask(entries, keys, i)
@@ -163,7 +164,7 @@ def repoint(
     news: Int64sIn,
     live: Int64s,
 ) -> int:
-    """Move entries that point to `olds` to `news`, or remove them (-1); return how many went."""
+    """Change entries from `olds` to `news`, or remove them (-1); return the number removed."""
     removed = 0
     for i in range(keys.shape[0]):
         _ask(entries, keys, i)
@@ -181,7 +182,7 @@ def repoint(
 
 @building_block
 def _insert(entries: Int64Rows, key: np.int64, position: np.int64) -> None:
-    """Add a key that is not there."""
+    """Add a key that the table does not have."""
     at = _place(entries, key)
     entries[at, 0] = key + 1
     entries[at, 1] = position
@@ -189,7 +190,7 @@ def _insert(entries: Int64Rows, key: np.int64, position: np.int64) -> None:
 
 @kernel
 def move_keys(old: Int64Rows, entries: Int64Rows, keys: Int64sIn) -> None:
-    """Move the entries of `keys` that the old table has to the new one."""
+    """Move the entries of `keys` from the old table to the new one, if the old table has them."""
     for i in range(keys.shape[0]):
         _ask(old, keys, i)
         at = _place(old, keys[i])
@@ -200,8 +201,8 @@ def move_keys(old: Int64Rows, entries: Int64Rows, keys: Int64sIn) -> None:
 
 @kernel
 def move_some(old: Int64Rows, entries: Int64Rows, at: Int, count: Int) -> int:
-    """Move up to `count` entries from the old table's places `at` and up, or look at so many that
-    have none; return where to go on."""
+    """Move up to `count` entries, starting at index `at` of the old table; stop also after `count`
+    empty entries. Return the index at which to continue."""
     empty = count
     while at < old.shape[0] and count > 0 and empty > 0:
         if old[at, 0] == 0:
@@ -209,7 +210,7 @@ def move_some(old: Int64Rows, entries: Int64Rows, at: Int, count: Int) -> int:
             empty -= 1
         else:
             _insert(entries, old[at, 0] - 1, old[at, 1])
-            # Another entry may come to this place.
+            # Erasing may shift another entry to this index.
             _erase(old, np.int64(at))
             count -= 1
     return int(at)
@@ -217,7 +218,7 @@ def move_some(old: Int64Rows, entries: Int64Rows, at: Int, count: Int) -> int:
 
 @kernel
 def add_keys(index_keys: Int64s, keys: Int64sIn, shift: Int) -> int:
-    """Add every key >> shift to a table of keys alone; return how many are new."""
+    """Add every key >> shift to a set of keys; return the number of new keys."""
     mask = np.int64(index_keys.shape[0] - 1)
     added = 0
     for i in range(keys.shape[0]):
@@ -231,15 +232,15 @@ def add_keys(index_keys: Int64s, keys: Int64sIn, shift: Int) -> int:
     return added
 
 
-_Entries = NDArray[np.int64]  # (capacity, 2): row key + 1, or 0 where there is none, and position
+_Entries = NDArray[np.int64]  # (capacity, 2): row key + 1 (0: empty) and position
 _NO_ENTRIES = np.zeros((1, 2), np.int64)
 
 
 def _empty(capacity: int) -> _Entries:
-    """Return a table of no keys, in memory of its own: huge pages spare page walks.
+    """Return an empty table in its own memory, of huge pages, which save page walks.
 
-    It is zeros, of which the system makes pages as they are used. To write it, as other marks of an
-    empty place would need, takes a tenth of a second at millions of rows, while calls wait.
+    The empty mark is 0, because the system supplies zeroed pages on first use. Any other mark would
+    have to be written, which takes a tenth of a second at millions of rows, while calls wait.
     """
     return reserve(16 * capacity).view(np.int64).reshape(capacity, 2)
 
@@ -251,8 +252,8 @@ class RowIndex:
         self.size = 0
         self._entries = _empty(_INITIAL)
         self._old = _NO_ENTRIES
-        """The table before its size changed: entries that have not been moved yet."""
-        self._next = 0  # in the old table: no entry is before it
+        """The table before its size changed, with the entries that have not been moved yet."""
+        self._next = 0  # the old table has no entries before this index
 
     @property
     def memory_bytes(self) -> int:
@@ -261,7 +262,7 @@ class RowIndex:
 
     @property
     def tables(self) -> tuple[_Entries, _Entries]:
-        """The new table and the old one, as `position_of` takes them, until the next change."""
+        """The new and the old table, as `position_of` takes them; valid until the next change."""
         return self._entries, self._old
 
     def put(
@@ -271,10 +272,10 @@ class RowIndex:
         live: NDArray[np.int64],
         frozen: NDArray[np.uint8],
     ) -> None:
-        """Point each key at its newer position and account for it in `live`.
+        """Point each key at its newer position, and update `live`.
 
-        A place that is `frozen` keeps its count: a kept checkpoint still needs the record that is
-        superseded. The last position of a repeated key counts.
+        The count of a `frozen` place does not decrease: a kept checkpoint still needs the record
+        that is superseded. If a key repeats, its last position counts.
         """
         self.make_room(len(keys))
         move_keys(self._old, self._entries, keys)
@@ -288,11 +289,11 @@ class RowIndex:
         news: NDArray[np.int64],
         live: NDArray[np.int64],
     ) -> None:
-        """Point keys that still have their old position to the new one, or to none (-1)."""
+        """Give keys that still have their old position the new one, or remove them (-1)."""
         for table in self.tables:
             self.size -= repoint(table, keys, olds, news, live)
         if _SHRINK * self.size < len(self._entries) and len(self._entries) > _INITIAL:
-            with suppress(CapacityError, MemoryError):  # it is right as it is
+            with suppress(CapacityError, MemoryError):  # the larger table still works
                 self._begin_moving(max(_INITIAL, 1 << (2 * self.size).bit_length()))
                 self._move(_ALL)
 
@@ -301,8 +302,8 @@ class RowIndex:
         return np.concatenate([k[(k >= low) & (k < high)] for k in self.copied_keys()])
 
     def copied_keys(self) -> list[Keys]:
-        """Return all row keys, in no order, and others that are -1: a copy as fast as memory
-        is, to be looked through without the engine."""
+        """Return all row keys, unordered, with -1 for empty entries. It is a copy, made at the
+        speed of memory, that can be searched without the engine."""
         return [entries[:, 0] - 1 for entries in self.tables]
 
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:
@@ -316,15 +317,15 @@ class RowIndex:
         return np.concatenate([e[e[:, 0] != 0, 1] for e in self.tables])
 
     def make_room(self, count: int) -> None:
-        """Grow once for `count` keys more, rather than again and again."""
+        """Grow once for `count` more keys, rather than several times."""
         size = self.size + count
         if 10 * size > 7 * len(self._entries):
             self._begin_moving(1 << (2 * size - 1).bit_length())
             self._move(_MOVED_LEAST)
 
     def _begin_moving(self, capacity: int) -> None:
-        """Begin a table of another size, to which the entries move little by little."""
-        # Memory first: a failure half way must not leave an index without its rows.
+        """Begin a table of another size, to which entries will move little by little."""
+        # Memory first: a failure half-way must not lose entries.
         entries = _empty(capacity)
         self._move(_ALL)
         self._old, self._next, self._entries = self._entries, 0, entries

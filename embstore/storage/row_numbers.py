@@ -1,21 +1,21 @@
 """Row numbers of a sparse table: from id to number, and from number to id.
 
-A sparse table's keys are any 64-bit ids. Files name its rows by row keys, as every other table's:
-``table_id << 40 | row number``. An id gets the next number when a row of it is logged for the first
-time, and keeps it. Therefore rows are packed, for any ids, and code that works on row keys (log
-index, key indexes, merges) needs no ids.
+The keys of a sparse table are any 64-bit ids. Files identify its rows by row keys, as they do for
+every other table: ``table_id << 40 | row number``. An id gets the next number when its row is
+logged for the first time, and keeps that number. Therefore rows are packed, whatever the ids are,
+and code that works on row keys (log index, key indexes, merges) needs no ids.
 
-Two arrays in memory: the id of every number, in order; and an open-addressing table of numbers,
-which compares ids in the first array. It holds 4 bytes a place at a load of 0.53 to 0.8, so that an
-id costs 13 to 15.5 bytes, where a table of (id, number) alone takes 23 to 46. The price is a second
-cache line per lookup; both are prefetched.
+Two arrays are in memory: the ids in the order of their numbers; and an open-addressing table of
+numbers, which compares ids in the first array. The table has 4 bytes per slot at a load of 0.53 to
+0.8, so that an id takes 13 to 15.5 bytes, where a table of (id, number) alone takes 23 to 46. The
+price is a second cache line per lookup; both lines are prefetched.
 
-The table grows little by little, as that of the log's index: while an old table is there, numbers
-are entered into the new one in order, some with each call, and an id that is not in the new one is
-looked for in the old one. Nothing is ever removed: a restore makes the numbers anew from files
-(id_files.py).
+The table grows little by little, like the table of the log index. While an old table exists, its
+numbers are entered into the new one in order, some with each call, and an id that is not in the new
+table is looked up in the old one. Nothing is ever removed: a restore builds the numbers again from
+files (id_files.py).
 
-Ids that have numbers never change, so that other threads may read them while more are assigned.
+Ids that have numbers never change, so other threads can read them while more numbers are assigned.
 """
 
 from typing import Any
@@ -41,21 +41,21 @@ from embstore.host.workers import Workers
 from embstore.storage.row_index import mixed
 
 NUMBERS_MAX = 3 << 30
-"""Rows of one sparse table: places are below 2**32."""
+"""Most rows of one sparse table: a slot of 32 bits contains number + 1."""
 NOWHERE = KEY_MASK
-"""The number of an id without one; no row has this number."""
+"""The row number that stands for "no number"; no row has it."""
 _AHEAD, _NEAR = 24, 12
-"""Ids ahead for which the place in the table, and the id that is there, are prefetched."""
+"""How many ids ahead the slot, and then the id that it refers to, are prefetched."""
 _INITIAL = 1 << 10
 _IDS_INITIAL = 1 << 16
-"""Ids that a small table has address space for; then it is for all that it may ever have, as to
-grow means to copy."""
+"""Ids for which a small table reserves address space. A larger table reserves address space for all
+ids that it can ever have, because growing the array means copying it."""
 _MOVED_LEAST = 1 << 15
-"""Numbers that a call moves to the new table: a few milliseconds."""
+"""Numbers that a call moves to the new table, which takes a few milliseconds."""
 _CHECKED = 1 << 20
-"""Numbers that a check of integrity looks for, at most: it takes the engine at once."""
+"""Most numbers that a check of integrity looks up: the engine waits for it."""
 _LOOKED_BYTES = 128
-"""Bytes that a lookup of an id moves: a line of the table, and one of the ids."""
+"""Bytes of memory traffic per lookup: one cache line of the table, and one of the ids."""
 
 
 @building_block
@@ -66,7 +66,7 @@ def _home(key: np.int64, slots: Uint32sIn) -> np.int64:
 
 @building_block
 def _slot_of(slots: Uint32sIn, ids: Int64sIn, key: np.int64) -> np.int64:
-    """Return number + 1 of an id, or 0."""
+    """Return the number of an id plus 1, or 0 if it has no number."""
     at = _home(key, slots)
     while slots[at] != 0 and ids[slots[at]] != key:
         at += 1
@@ -77,7 +77,7 @@ def _slot_of(slots: Uint32sIn, ids: Int64sIn, key: np.int64) -> np.int64:
 
 @building_block
 def _ask(slots: Uint32sIn, ids: Int64sIn, keys: Int64sIn, i: int) -> None:
-    """Prefetch the lines for ids that are looked for soon after keys[i]."""
+    """Prefetch the cache lines for ids that will be looked up soon after keys[i]."""
     last = keys.shape[0] - 1
     prefetch(slots.ctypes.data + _home(keys[min(i + _AHEAD, last)], slots) * 4)
     near = slots[_home(keys[min(i + _NEAR, last)], slots)]
@@ -86,12 +86,12 @@ def _ask(slots: Uint32sIn, ids: Int64sIn, keys: Int64sIn, i: int) -> None:
 
 @kernel
 def find(
-    slots: Uint32sIn,  # (places,) number + 1, or 0
-    old: Uint32sIn,  # the table before, as long as not all numbers are in the new one
-    ids: Int64sIn,  # (numbers + 1,) of number - 1; the first is none
+    slots: Uint32sIn,  # (slots,) number + 1; 0: empty
+    old: Uint32sIn,  # the old table, while not all of its numbers are in the new one
+    ids: Int64sIn,  # (numbers + 1,) ids[number + 1] is the id of number; ids[0] is none
     keys: Int64sIn,  # (n,)
     first: Int,  # row key of number 0
-    row_keys: Int64s,  # (n,) written: of NOWHERE where an id has no number
+    row_keys: Int64s,  # (n,) written; with number NOWHERE if an id has no number
     low: Int,
     high: Int,
 ) -> None:
@@ -111,7 +111,7 @@ def enter(
     low: Int,
     high: Int,
 ) -> None:
-    """Enter the numbers from `low` up to, but not including, `high`, which are not there."""
+    """Enter the numbers `low` to `high` - 1, which must not be in the table yet."""
     for number in range(low, high):
         ahead = ids[min(number + _AHEAD, high - 1) + 1]
         prefetch_to_write(slots.ctypes.data + _home(ahead, slots) * 4)
@@ -131,26 +131,26 @@ def _reserved(count: int, dtype: type) -> NDArray[Any]:
 
 
 class RowNumbers:
-    """The row numbers of one sparse table. Engine thread only, but `ids_of` and `first_ids`."""
+    """The row numbers of one sparse table. Engine thread only, except `ids_of` and `first_ids`."""
 
     def __init__(self, table_id: int) -> None:
         self.table_id = table_id
         self.count = 0
-        """Ids that have numbers, which are below it. Written last, when they can be read."""
+        """Number of ids that have row numbers. It grows last, when the new ids can be read."""
         self._ids: NDArray[np.int64] = _reserved(_IDS_INITIAL, np.int64)
         self._ids[0] = EMPTY_KEY
         self._slots: NDArray[np.uint32] = _reserved(_INITIAL, np.uint32)
         self._old = _NO_SLOTS
-        self._moved = self._of_old = 0  # numbers of the old table: in the new one too, and all
+        self._moved = self._of_old = 0  # counts of the old table: moved numbers, all numbers
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of host memory that ids and table take."""
+        """Bytes of host memory that the ids and the tables take."""
         return 8 * (self.count + 1) + self._slots.nbytes + self._old.nbytes
 
     def row_keys_of(self, ids: Keys, workers: Workers | None = None) -> Keys:
-        """Return the row key of each id; of number NOWHERE, which no row has, where it has no
-        number."""
+        """Return the row key of each id. The row key of an id without a number contains the number
+        NOWHERE, which no row has."""
         row_keys = np.empty(len(ids), np.int64)
         tables = self._slots, self._old, self._ids
 
@@ -164,13 +164,12 @@ class RowNumbers:
         return row_keys
 
     def assign(self, ids: Keys, workers: Workers | None = None) -> Keys:
-        """Return the row key of each of some unique ids; those that have no number get one, in
-        their order.
+        """Return the row keys of unique ids. Ids that have no number get one, in their order.
 
         Raises
         ------
-        CapacityError : no memory, or too many ids. Nothing has changed. Never where `make_room` has
-            made room for them.
+        CapacityError : there is not enough memory, or there are too many ids. Nothing has changed.
+            It is never raised if `make_room` has made room for these ids.
         """
         row_keys = self.row_keys_of(ids, workers)
         new = np.flatnonzero(row_keys & KEY_MASK == NOWHERE)
@@ -180,7 +179,7 @@ class RowNumbers:
         return row_keys
 
     def add(self, ids: Keys) -> None:
-        """Give numbers to ids that are unique and have none."""
+        """Give numbers to unique ids that have no numbers yet."""
         self.make_room(len(ids))
         low, high = self.count, self.count + len(ids)
         self._ids[low + 1 : high + 1] = ids
@@ -189,9 +188,9 @@ class RowNumbers:
         self._move(max(_MOVED_LEAST, 4 * len(ids)))
 
     def make_room(self, count: int) -> None:
-        """Make room for `count` more ids, so that numbering them cannot fail.
+        """Make room for `count` more ids, so that `add` cannot fail for them.
 
-        Raises CapacityError: nothing has changed.
+        Raises CapacityError if there is not enough memory; nothing has changed then.
         """
         size = self.count + count
         if size > NUMBERS_MAX:
@@ -201,10 +200,10 @@ class RowNumbers:
         if size >= len(self._ids):
             try:
                 ids = _reserved(NUMBERS_MAX + 1, np.int64)
-            except CapacityError:  # the system counts address space as memory
+            except CapacityError:  # this system counts reserved address space as memory
                 ids = _reserved(2 * size + 1, np.int64)
             ids[: self.count + 1] = self._ids[: self.count + 1]
-            self._ids = ids  # readers of the old array have all that they need
+            self._ids = ids  # readers of the old array have all ids that they need
         if 5 * size > 4 * len(self._slots):
             slots = _reserved(15 * size // 8, np.uint32)
             self._move(self.count)
@@ -213,7 +212,7 @@ class RowNumbers:
             self._move(_MOVED_LEAST)
 
     def _move(self, count: int) -> None:
-        """Enter `count` numbers of the old table into the new one."""
+        """Enter `count` more numbers of the old table into the new one."""
         if len(self._old) == 1:
             return
         low, self._moved = self._moved, min(self._moved + count, self._of_old)
@@ -227,12 +226,12 @@ class RowNumbers:
         return ids
 
     def first_ids(self, low: int, high: int) -> Keys:
-        """Return the ids of the assigned numbers from `low` up to, but not including, `high`: a
-        view. Any thread."""
+        """Return a view of the ids of the assigned numbers `low` to `high` - 1. Any thread."""
         return self._ids[low + 1 : high + 1]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a number is not found by its id; of many numbers, some are."""
+        """Raise AssertionError if a number is not found by its id; of many numbers, a sample is
+        checked."""
         numbers = np.arange(0, self.count, 1 + self.count // _CHECKED)
         found = self.row_keys_of(self.ids_of(numbers))
         if not np.array_equal(found & KEY_MASK, numbers):

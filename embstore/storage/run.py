@@ -1,15 +1,15 @@
 """A run of the base: records in key order, in files that never change.
 
-A run holds rows of one age, of any tables; a newer run wins. It is cut into files of about
-`base_segment_bytes`, its **parts**, so that a merge rewrites no more than a part at a time:
+A run contains rows of one age, of any tables; a newer run wins. It is cut into files of about
+`base_segment_bytes`, its **parts**, so that a merge rewrites no more than one part at a time:
 
     header | record record ... | directory | containers | trailer
 
-Directory and containers are the key index (key_index.py; the trailer, trailer.py). A file has rows,
-or it has **tombstones**: records without a row, so of RECORD_HEADER_BYTES, each of which marks a
-deleted row that an older run has. The index alone identifies them, without reading a record. The
-catalogue may name a range of a file's keys, and the file twice: the keys in between have been
-merged into another run, and are dead.
+Directory and containers are the key index (key_index.py); trailer.py describes the trailer. A file
+contains either rows or **tombstones**. A tombstone is a record without a row, so it has
+RECORD_HEADER_BYTES; it marks a deleted row that an older run has. The index alone identifies
+tombstones, without reading a record. The catalogue can name a range of a file's keys, or two ranges
+of the same file: then the records in between have been merged into another run, and are dead.
 """
 
 from contextlib import closing
@@ -35,7 +35,7 @@ _ENTRY_BYTES = 8 * COLUMNS
 
 
 class RunIndex(NamedTuple):
-    """The key index of a file as it was read: where it begins, and how much it has."""
+    """The key index of a file as it was read, its offset `at`, and its counts."""
 
     records: int
     groups: int
@@ -43,21 +43,21 @@ class RunIndex(NamedTuple):
     content: bytes
 
     def of(self, index: NDArray[np.uint8]) -> KeyIndex:
-        """Return the key index that these bytes are."""
+        """Decode the key index from its bytes."""
         size = self.groups * _ENTRY_BYTES
         directory = index[:size].view(np.int64).reshape(self.groups, COLUMNS)
         return KeyIndex(directory, index[size:].view(np.uint16), self.at)
 
 
 def check_run_header(file: File, store_id: bytes, entry: PartEntry) -> None:
-    """Check that a file's header is of a part of this store."""
+    """Check that a file's header is the header of this part of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), BASE_MAGIC, store_id, file.path)
     if found[:2] != (entry.number, entry.part):
         raise CorruptTableError(f"{file.path}: the header is that of another part")
 
 
 def read_run_index(file: File, entry: PartEntry) -> RunIndex:
-    """Return the key index of a file, whose size, trailer and index must be the committed ones."""
+    """Return the key index of a file after checking its size, trailer and index against `entry`."""
     records, groups, at, content = read_index(file, _TRAILER_MAGIC, entry)
     if len(content) < groups * _ENTRY_BYTES:
         raise CorruptTableError(f"{file.path}: the key index is shorter than its directory")
@@ -75,7 +75,7 @@ class RunFile:
 
     @classmethod
     def open(cls, files: Files, store_id: bytes, entry: PartEntry) -> "RunFile":
-        """Map a file, which must match the catalogue. Records are not read."""
+        """Map a file after checking it against the catalogue. Records are not read."""
         path, length = entry.path, entry.bytes
         if not files.exists(path):
             raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
@@ -88,31 +88,32 @@ class RunFile:
 
     @cached_property
     def has_tombstones(self) -> bool:
-        """Whether it has tombstones, and no rows."""
+        """Whether the file contains tombstones, and no rows."""
         return int(self.index.directory[0, SIZE]) == RECORD_HEADER_BYTES
 
     def rows_between(
         self, low: int, high: int
     ) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), and address and bytes of their records."""
+        """Return the row keys in [low, high), and the addresses and bytes of their records."""
         keys, offsets, sizes = self.index.between(low, high)
         return keys, offsets + np.uint64(self.map.ctypes.data), sizes
 
 
 @dataclass(frozen=True)
 class Part:
-    """A range of the keys of a file, which a run has there."""
+    """A range of the keys of a file; a run has the rows of these keys there."""
 
     entry: PartEntry
     file: RunFile = field(repr=False)
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of the records of the range."""
+        """Bytes of the records in the range."""
         return int(self.bytes_between(np.array([self.entry.low, self.entry.high]))[0])
 
     def bytes_between(self, cuts: Keys) -> NDArray[np.int64]:
-        """Return the bytes of its records between each two of the ascending row keys `cuts`."""
+        """Return the bytes of the part's records between neighbouring row keys of `cuts`, which
+        ascend."""
         return np.diff(self.file.index.offsets_of(cuts.clip(self.entry.low, self.entry.high)))
 
     def without(self, low: int, high: int) -> "Run":
@@ -126,23 +127,23 @@ class Part:
 
 
 Run = tuple[Part, ...]
-"""Parts by ascending key; no two have a key in common. All have rows, or all have tombstones."""
+"""Parts by ascending key; no two have a key in common. All parts have rows, or all tombstones."""
 
 
 def has_tombstones(run: Run) -> bool:
-    """Whether a run has tombstones, and no rows."""
+    """Return whether a run has tombstones, and no rows."""
     return run[0].file.has_tombstones
 
 
 class RunWriter:
-    """Writes one run, part after part, durably; and another of the same number with the tombstones,
-    if there are some. No row key has both. One thread.
+    """Writes one run, part after part, durably, and a second run of the same number with the
+    tombstones, if there are any. No row key occurs in both. One thread.
 
     Parameters
     ----------
-    number : of the run; its files have it, and their own
-    commit : of the newest of its rows
-    part_bytes : about the bytes of the records of a part
+    number : number of the run, which is part of the names of its files
+    commit : number of the commit of its newest row
+    part_bytes : approximate bytes of the records of a part
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class RunWriter:
         self._begin()
 
     def append(self, keys: Keys, records: NDArray[np.uint64]) -> None:
-        """Write records (n, words) of ascending row keys, all above those before."""
+        """Write records (n, words) of ascending row keys, all larger than those written before."""
         size = 8 * records.shape[1]
         low = 0
         while low < len(keys):
@@ -173,12 +174,13 @@ class RunWriter:
                 self._finish()
 
     def bury(self, keys: Keys) -> None:
-        """Keep ascending row keys, all above those before, whose tombstones are to be written."""
+        """Remember row keys whose tombstones `close` will write: ascending, and all larger than
+        those given before."""
         self._buried.append(keys)
 
     def close(self) -> None:
-        """Finish the last part, write the tombstones, make the files' names durable, and open them
-        as `run` and `tombstones`."""
+        """Finish the last part, and write the tombstones. Make the names of the files durable, and
+        open the files as `run` and `tombstones`."""
         if self._keys:
             self._finish()
         rows = len(self.entries)
@@ -193,7 +195,7 @@ class RunWriter:
         self.run, self.tombstones = parts[:rows], parts[rows:]
 
     def abandon(self) -> None:
-        """Remove the written files, which are not named."""
+        """Remove the written files, which no catalogue names."""
         if self._file is not None:
             self._file.close()
             self._files.discard(self._path)
@@ -244,7 +246,7 @@ class RunWriter:
 
 
 def _tombstones(keys: Keys) -> NDArray[np.uint64]:
-    """Return the records that say that rows were deleted, (n, 2)."""
+    """Return the records, (n, 2), that mark rows as deleted."""
     records = np.empty((len(keys), RECORD_HEADER_BYTES // 8), np.uint64)
     pack(np.empty((len(keys), 0), np.uint64), keys, keys, records, 0, len(keys))
     return records

@@ -1,20 +1,21 @@
-"""One segment of the write-back log: a file of records, appended to and then sealed.
+"""A segment of the write-back log: a file to which records are appended until it is sealed.
 
 A segment is a header page, records back to back, and, once **sealed**, a key index and a trailer.
 
     header | record record ... | key (int64) of each record | runs | trailer
     runs: (first record, byte offset, record bytes) wherever the record size changes, as three int64
 
-The index holds the keys in the order they were appended, repeats included: sealing costs one write,
-and reading it back in order gives the newest of each key without touching a row. Sorting is left to
-merges, which need it. The trailer (trailer.py) counts records and runs.
+The index contains the keys in the order in which they were appended, repeats included. Therefore
+sealing costs one write, and reading the index in order finds the newest record of each key without
+touching a row. Merges sort the keys, because they need the order. The trailer (trailer.py) contains
+the numbers of records and runs.
 
-A **tombstone** is a record without a row, so of RECORD_HEADER_BYTES: the runs have their places,
-and their positions have a bit for it (row_index.py).
+A **tombstone** is a record without a row, so it has RECORD_HEADER_BYTES. The runs show which
+records are tombstones, and the position of a tombstone has a bit set (row_index.py).
 
-Room is reserved before a command changes anything (`reserve`), index and trailer included, so that
-`append` cannot fail for lack of it. One segment takes all victims of a command, so a segment may be
-larger than the configured size, never smaller than a command needs.
+Space, including that for index and trailer, is reserved before a command changes anything
+(`reserve`), so that `append` cannot fail for lack of space. One segment receives all rows that a
+command evicts, so a segment can be larger than the configured size.
 
 A sealed segment never changes. Its map stays readable after the file is removed.
 """
@@ -39,14 +40,15 @@ _TRAILER_MAGIC = b"EMBS.END"
 _INDEX_ENTRY_BYTES = 8
 _RUN_BYTES = 24
 _ALLOCATE_BYTES = 8 << 20
-"""Room is set aside in pieces of this size: one system call per many commands."""
+"""Space is reserved in pieces of this size, so that many commands share one system call."""
 
 
 @dataclass
 class Segment:
     """One log segment.
 
-    `place` is its number in positions; `commit` the commit that made it durable, 0 for none.
+    `place` is the segment's number in the positions of its records (row_index.py). `commit` is the
+    commit that made the segment durable; 0: no commit has.
     """
 
     number: int
@@ -66,13 +68,13 @@ class Segment:
         return segment_path(self.number)
 
     def close(self) -> None:
-        """Close the descriptor; the map stays."""
+        """Close the descriptor; the map stays valid."""
         if self.file is not None:
             self.file.close()
             self.file = None
 
     def keys_and_positions(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return every record's key and position, in the order of appending."""
+        """Return the key and position of every record, in the order of appending."""
         if not self.records:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         keys = np.concatenate(self.keys)
@@ -84,7 +86,7 @@ class Segment:
 
 
 def _positions(place: int, offset: int, count: int, size: int) -> NDArray[np.int64]:
-    """Return the positions of records of one size that follow each other."""
+    """Return the positions of consecutive records of one size."""
     bits = (place << PLACE_BITS) | (TOMBSTONE if size == RECORD_HEADER_BYTES else 0)
     positions: NDArray[np.int64] = (offset + np.arange(count, dtype=np.int64) * size) | bits
     return positions
@@ -109,11 +111,11 @@ class SegmentWriter:
         self._allocated = PAGE_BYTES
 
     def fits(self, records: int, record_bytes: int) -> bool:
-        """Return whether `records` more records fit, of at most `record_bytes` each."""
+        """Return whether `records` more records of at most `record_bytes` each fit."""
         return self._end(records, record_bytes) <= self._capacity
 
     def reserve(self, records: int, record_bytes: int) -> None:
-        """Reserve room for `records` more records, and for the index and trailer behind them."""
+        """Reserve space for `records` more records, and for the index and trailer after them."""
         end = self._end(records, record_bytes)
         assert end <= self._capacity, "a segment was made too small for its records"
         if end > self._allocated:
@@ -128,7 +130,8 @@ class SegmentWriter:
         return positions
 
     def place(self, keys: Keys, size: int) -> tuple[int, NDArray[np.int64]]:
-        """Assign a place to the next records, of `size` bytes each; return offset and positions."""
+        """Assign an offset to the next records, of `size` bytes each; return it and their
+        positions."""
         segment = self.segment
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:
@@ -139,11 +142,11 @@ class SegmentWriter:
         return offset, _positions(segment.place, offset, len(keys), size)
 
     def write(self, offset: int, records: NDArray[np.uint64]) -> None:
-        """Write packed records to their place. Any thread."""
+        """Write packed records at their offset. Any thread."""
         self._file.write(offset, records.data)
 
     def index(self) -> bytes:
-        """Return the index of all records, and the trailer behind it."""
+        """Return the bytes of the index of all records, and of the trailer after it."""
         segment = self.segment
         runs = np.array(segment.runs, np.int64)
         index = b"".join([*(keys.data for keys in segment.keys), runs.data])
@@ -159,8 +162,8 @@ class SegmentWriter:
         return index + trailer
 
     def seal(self, index: bytes | None = None) -> Segment:
-        """Write the index, which was made ahead or not, free unused room, and return the finished
-        segment."""
+        """Write the index, which is made now unless it is given, free unused space, and return the
+        finished segment."""
         segment = self.segment
         index = self.index() if index is None else index
         self._file.write(segment.bytes, index)
@@ -173,19 +176,19 @@ class SegmentWriter:
     def _end(self, records: int, record_bytes: int) -> int:
         segment = self.segment
         index = (segment.records + records) * _INDEX_ENTRY_BYTES
-        # Every append may start a run; a command appends a few times, so a page of runs is plenty.
+        # Every append can start a run. A command appends only a few times: a page of runs suffices.
         runs = len(segment.runs) * _RUN_BYTES + PAGE_BYTES
         return segment.bytes + records * record_bytes + index + runs + TRAILER_BYTES
 
 
 def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
-    """Return the size of a new segment that surely holds `records` records."""
+    """Return the size of a new segment that is sure to fit `records` records."""
     needed = 4 * PAGE_BYTES + records * (record_bytes + _INDEX_ENTRY_BYTES)
     return max(segment_bytes, -(-needed // PAGE_BYTES) * PAGE_BYTES)
 
 
 def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry) -> Segment:
-    """Open a sealed segment, which must match the catalogue."""
+    """Open a sealed segment after checking it against the catalogue."""
     path, length = entry.path, entry.bytes
     if not files.exists(path):
         raise CorruptTableError(f"{path}: expected a log segment of {length} bytes, found none")
@@ -209,7 +212,7 @@ def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry)
 
 
 class SegmentIndex(NamedTuple):
-    """The key index of a sealed segment as it was read, and where it begins."""
+    """The key index of a sealed segment as it was read, and its offset `at`."""
 
     keys: Keys  # of each record
     runs: list[tuple[int, int, int]]
@@ -217,14 +220,14 @@ class SegmentIndex(NamedTuple):
 
 
 def check_segment_header(file: File, store_id: bytes, entry: SegmentEntry) -> None:
-    """Check that a file's header is of a segment of this store."""
+    """Check that a file's header is the header of this segment of this store."""
     found, *_ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, file.path)
     if found != entry.number:
         raise CorruptTableError(f"{file.path}: the header is that of another segment")
 
 
 def read_segment_index(file: File, entry: SegmentEntry) -> SegmentIndex:
-    """Return the key index of a file, whose size, trailer and index must be the committed ones."""
+    """Return the key index of a file after checking its size, trailer and index against `entry`."""
     records, runs, at, content = read_index(file, _TRAILER_MAGIC, entry)
     if len(content) != 8 * records + _RUN_BYTES * runs:
         raise CorruptTableError(f"{file.path}: expected an index of {records} keys and {runs} runs")
@@ -234,7 +237,7 @@ def read_segment_index(file: File, entry: SegmentEntry) -> SegmentIndex:
 
 
 def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the record bytes at each of the segment's positions."""
+    """Return the bytes of the records at some positions of a segment."""
     offsets = positions & OFFSET_MASK
     starts = np.array([run[1] for run in segment.runs], np.int64)
     sizes = np.array([run[2] for run in segment.runs], np.int64)
@@ -245,7 +248,7 @@ def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.i
 def places_of(
     segments: list[Segment], positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return bytes and address of the record at each position in some segments."""
+    """Return the bytes and the address of the record at each position in some segments."""
     sizes = np.empty(len(positions), np.int64)
     addresses = np.empty(len(positions), np.uint64)
     places = positions >> PLACE_BITS
@@ -258,7 +261,7 @@ def places_of(
 
 
 def newest_in(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
-    """Return the keys of some segments, ascending, and where the newest record of each is."""
+    """Return the keys in some segments, ascending, and the position of each key's newest record."""
     parts = [segment.keys_and_positions() for segment in segments]
     keys = np.concatenate([k for k, _ in parts])
     positions = np.concatenate([p for _, p in parts])
@@ -269,7 +272,7 @@ def newest_in(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
 
 
 def first_of(segments: list[Segment], size: int) -> list[Segment]:
-    """Return the first segments, one at least, of together no more than `size` bytes."""
+    """Return the first segments that together have at most `size` bytes, but at least one."""
     total = 0
     chosen: list[Segment] = []
     for segment in segments:

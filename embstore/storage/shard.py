@@ -1,20 +1,21 @@
-"""The file SHARD: a directory's cluster, shard number and map.
+"""The file SHARD: the cluster, shard number and map of a directory.
 
-Rows that are in the wrong place look like rows that were never written, and missing rows are made
-by the initializer: nothing would fail, and the model would be wrong. Therefore a directory that was
-once opened as a shard records its number and map, and is never served as anything else: not as a
-shard of another number or cluster, not as a store of its own, not with a map that is older than one
-that it has had. Nor does a store that has had commands of its own become a shard: its rows are not
-limited to a shard's partitions.
+Rows on the wrong shard look like rows that were never written, and the initializer computes missing
+rows. So nothing would fail, and the model would be wrong. Therefore a directory that was once
+opened as a shard records its number and map, and is never served as anything else: not as a shard
+of another number or cluster, not as an unsharded store, and not with an older map than one that it
+has had. A store that has executed commands of its own cannot become a shard either, because its
+rows are not limited to a shard's partitions.
 
-**Paused writes.** A map that gives partitions to other shards is taken by all shards or by none, at
-one barrier: the client that moves them has every shard pause its writes first, and then decides.
-Therefore a pause outlives the process, like a prepared transaction of a database: a shard that is
-started again takes no writes until it gets the decision, as a release or a newer map. Only a shard
-whose writes are paused takes a map that moves partitions: its rows have been copied.
+**Paused writes.** A map that gives partitions to other shards is adopted by all shards at one
+barrier, or by no shard: the client that moves the partitions first makes every shard pause its
+writes, and then decides. Therefore a pause outlives the process, like a prepared transaction of a
+database. A shard that is started again takes no writes until it receives the decision, which is a
+release or a newer map. Only a shard whose writes are paused adopts a map that moves partitions,
+because only then have its rows been copied.
 
-SHARD is replaced whole, has a checksum, and is durable before it is acknowledged: a shard that has
-acknowledged a map still has it after a crash. A store that is no shard has no such file.
+SHARD is replaced as a whole, has a checksum, and is durable before it is acknowledged: a shard that
+has acknowledged a map still has it after a crash. A store that is no shard has no such file.
 """
 
 import json
@@ -42,7 +43,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """A shard's number, and the map in which it has it.
+    """A shard's number, and the cluster's map in which it has that number.
 
     Raises
     ------
@@ -52,11 +53,11 @@ class ShardPlace:
     shard: int
     shard_map: ShardMap
     paused_by: str = ""
-    """The client that has paused its writes since it has had this map; "": none."""
+    """The client that has paused the shard's writes since it adopted this map; "": none has."""
     since: int = 0
-    """The first version by which commands were split as by this map; 0: this one."""
+    """The first version of the map that splits commands as this map does; 0: this version."""
     moved_commit: int = 0
-    """The last commit before partitions were moved: labels up to there are of another map."""
+    """The last commit before partitions were moved: labels up to it belong to an older map."""
 
     def __post_init__(self) -> None:
         count = len(self.shard_map.shards)
@@ -68,16 +69,16 @@ class ShardPlace:
 
     @property
     def name(self) -> str:
-        """In words, for messages."""
+        """The shard in words, for messages."""
         return f"shard {self.shard} of cluster {self.shard_map.cluster!r}"
 
     @property
     def partitions(self) -> int:
-        """The number of the shard's partitions of each table."""
+        """The number of partitions of each table that the shard owns."""
         return self.shard_map.owners.count(self.shard)
 
     def owns(self, config: TableConfig, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys of a table are of the shard's partitions."""
+        """Return whether the shard owns each key of a table, (n,) bool."""
         owners = np.array(self.shard_map.owners, np.int32)
         of = partitions(config.seed, keys, config.key_space)
         mine: NDArray[np.bool_] = (owners == self.shard)[of]
@@ -85,7 +86,7 @@ class ShardPlace:
 
     @property
     def refusal(self) -> str:
-        """Why it takes no writes; "": it does."""
+        """The reason why the shard takes no writes; "" if it takes writes."""
         if not self.paused_by:
             return ""
         who = self.paused_by
@@ -96,19 +97,19 @@ class ShardPlace:
 
         Raises
         ------
-        WritesPausedError : somebody else has paused them.
+        WritesPausedError : another client has paused them.
         """
         if self.paused_by not in ("", by):
             raise WritesPausedError(self.refusal)
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return the place that takes writes, if `by` has paused them; "": any client."""
+        """Return the place with writes resumed if `by` has paused them; "": any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
     def check_label(self, label: str, commit: int) -> None:
-        """Raise CheckpointNotFoundError, if partitions were moved since a label was kept, whose
-        state is that of a commit."""
+        """Raise CheckpointNotFoundError if partitions were moved after a label was kept. `commit`
+        is the commit of the label's state."""
         if commit <= self.moved_commit:
             raise CheckpointNotFoundError(
                 f"{self.name}: checkpoint {label!r} was kept before partitions were "
@@ -117,18 +118,17 @@ class ShardPlace:
             )
 
     def is_split_as(self, version: int) -> bool:
-        """Return whether a command split by the map of a version is split as by this one."""
+        """Return whether version `version` of the map splits commands as the present map does."""
         return (self.since or self.shard_map.version) <= version <= self.shard_map.version
 
     def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":
-        """Return the place with the next map, where writes are taken. `commit` is the last one of
-        the store.
+        """Return the place with the next map, taking writes. `commit` is the store's last commit.
 
         Raises
         ------
-        InvalidArgumentError : it is another cluster's, is not newer, gives this shard's address
-            another number, or a partition another shard while writes are not paused: its rows would
-            be taken for unwritten.
+        InvalidArgumentError : the map belongs to another cluster or is not newer; or it gives this
+            shard's address another number; or it moves a partition while writes are not paused, so
+            that rows which were not copied would count as unwritten.
         """
         own = self.shard_map
         if shard_map.cluster != own.cluster:
@@ -166,14 +166,14 @@ class ShardPlace:
 
 
 def read(files: Files) -> ShardPlace | None:
-    """Return which shard a directory is; None: it is none."""
+    """Return the recorded place of a directory; None if it is no shard."""
     return decode(files.read_all(PATH), PATH) if files.exists(PATH) else None
 
 
 def decode(content: bytes, path: str) -> ShardPlace:
-    """Return the place of a file's content; `path` names it in errors.
+    """Decode a place from the content of its file; `path` is the file's name in errors.
 
-    Raises CorruptTableError, TableMismatchError: it is damaged, or of another format.
+    Raises CorruptTableError, TableMismatchError: the content is damaged, or of another format.
     """
     body = unseal(PATH, _FORMAT, content, path)
     try:
@@ -185,28 +185,29 @@ def decode(content: bytes, path: str) -> ShardPlace:
 
 
 def encode(place: ShardPlace) -> bytes:
-    """Return the content of the file of a place."""
+    """Return the content of the file SHARD for a place."""
     return seal(PATH, _FORMAT, json.dumps(asdict(place)).encode() + b"\n")
 
 
 def write(files: Files, place: ShardPlace) -> None:
-    """Note which shard a directory is; returns once it is on the disk."""
+    """Record which shard a directory is; return once the record is on the disk."""
     files.replace(PATH, encode(place))
 
 
 def take(
     files: Files, given: ShardPlace | None, *, is_used: bool, commit: int
 ) -> ShardPlace | None:
-    """Return the place of a directory that is opened as a shard, or, with None, as none; note it.
+    """Return and record the place of a directory that is opened as a shard, or, if `given` is None,
+    as an unsharded store.
 
     Parameters
     ----------
-    is_used : the store has had commands
-    commit : the last one of the store
+    is_used : whether the store has executed commands
+    commit : number of the store's last commit
 
     Raises
     ------
-    InvalidArgumentError : the directory is something else; nothing has changed.
+    InvalidArgumentError : the directory is recorded as something else; nothing has changed.
     """
     noted = read(files)
     if noted is None or given is None:
@@ -231,7 +232,7 @@ def take(
     seen, found = noted.shard_map, given.shard_map
     if found == seen:
         return noted
-    if not noted.partitions and not given.partitions:  # it has nothing that counts
+    if not noted.partitions and not given.partitions:  # the shard has no rows, so any map is right
         write(files, given)
         return given
     if found.version < seen.version:

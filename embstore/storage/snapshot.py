@@ -1,21 +1,23 @@
-"""The rows of one table as of a commit, in the order of their keys, while the store goes on.
+"""The rows of one table as of a commit, in key order, while the store continues to run.
 
-A sparse table's rows are in the order of row numbers, which are the cursor too; its keys are ids.
+The rows of a sparse table are in the order of their row numbers, which also serve as the cursor;
+the keys that are returned are ids.
 
-A state is files that never change: the runs of the base and the segments of the log with ``commit
-<=`` its own, the later record of a row winning (catalogue.py). Therefore a snapshot is a list of
-them, taken with the engine in microseconds. Their maps keep the content for as long as the snapshot
-lives, also of files that a merge, a restore or a dropped table has removed meanwhile.
+A state consists of files that never change: the runs of the base and the segments of the log with
+``commit <=`` the state's own, the later record of a row winning (catalogue.py). Therefore a
+snapshot is a list of these files, made with the engine in microseconds. Their maps keep the content
+as long as the snapshot lives, even if a merge, a restore or a dropped table removes the files.
 
-**Since another commit.** A commit logs every dirty row. Therefore exactly the files with a higher
-commit number have the rows written after it: merges never mix files of two sides of a kept
-checkpoint. Written rows are found by the keys of these files, with any content; deleted rows, by
-their tombstones, where the state of that commit has a row: it may have been written and deleted
-since.
+**Changes since another commit.** A commit logs every dirty row, and a merge never mixes files from
+before and after a kept checkpoint. Therefore exactly the files with a higher commit number contain
+the rows that were written after it. Written rows are found by the keys of these files, whether or
+not their content differs. Deleted rows are found by tombstones, if the state of that commit has the
+row: a row may have been both written and deleted since.
 
-Keys are merged in pieces of some groups of keys (key_index.py). The table's keys of the log, whose
-records are in the order of time, are sorted once: 24 bytes a row, for as many rows as its index
-has. These bytes and those of a piece are told before they are taken (`prepare`).
+Keys are merged in pieces of some groups of keys (key_index.py). The records of the log are in the
+order of time, so the table's keys in the log are sorted once: this takes 24 bytes per row that the
+indexes of the log's segments have. `prepare` announces these bytes, and the bytes of a piece,
+before it uses them.
 """
 
 from bisect import bisect_right
@@ -35,19 +37,20 @@ from embstore.storage.segment import Segment, places_of
 from embstore.storage.stored_rows import Located
 
 _PIECE_ROWS = 1 << 18
-"""Rows whose keys are in memory at a time."""
+"""Rows whose keys are in memory at the same time."""
 _ROW_BYTES = 24
-"""Of a row in `Stored`: its key, and address and bytes of its record."""
+"""Bytes of a row in `Stored`: its key, and the address and bytes of its record."""
 
 
 class Snapshot:
-    """The rows of one table. Made with the engine; then any thread.
+    """The rows of one table. It is made with the engine, and then used by any thread.
 
     Parameters
     ----------
-    commit : rows as of this one, which is the head's or a kept checkpoint's
-    since : only rows that were logged after this one, which is likewise; 0: all
-    wanted : selects the snapshot's keys; None: all
+    commit : the commit whose rows are read; it must be the head's or a kept checkpoint's
+    since : only rows that were logged after this commit, also the head's or a kept checkpoint's; 0:
+        all rows
+    wanted : returns which of some keys belong to the snapshot, (n,) bool; None: all
     numbers : the row numbers of a sparse table
     """
 
@@ -75,14 +78,14 @@ class Snapshot:
         self._log: Stored | None = None
         self._log_before = Stored.none()
         self._cuts: list[int] = []
-        self._piece: tuple[int, Stored] | None = None  # the last that was merged, and its number
+        self._piece: tuple[int, Stored] | None = None  # the last merged piece, and its number
 
     def prepare(
         self, between: Callable[[], None], reserve: Callable[[int], None] = lambda _: None
     ) -> tuple[int, int]:
-        """Sort the log's keys, and return the numbers of rows and of deleted rows; `between` is
-        called between pieces, `reserve` with the bytes that are kept from then on. An exception of
-        either ends it."""
+        """Sort the log's keys, and return the number of rows and the number of deleted rows.
+        `between` is called between pieces of this work, and `reserve` with each number of bytes
+        that are kept from then on. An exception of either function ends the work."""
         self._log = self._logged(self._segments, between, reserve)
         self._log_before = self._logged(self._segments_before, between, reserve) or Stored.none()
         counted = group_counts(self._runs, self._low, self._high)
@@ -102,15 +105,15 @@ class Snapshot:
         return count, deleted
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Return where the first rows are, at most `count`, whose key, or row number, is not below
-        `low`. `keys_of` has their keys."""
+        """Locate the first rows, at most `count`, whose key or row number is at least `low`.
+        `keys_of` returns their keys."""
         found = self._from(low, count, are_deleted=False)
         return Located(
             found.keys, found.addresses, np.full(len(found.keys), 3, np.uint8), self._maps
         )
 
     def deleted_from(self, low: int, count: int) -> Keys:
-        """Return the first row keys, at most `count` and not below `low`, whose rows were deleted
+        """Return the first row keys, at most `count` and at least `low`, whose rows were deleted
         since the other commit."""
         return self._from(low, count, are_deleted=True).keys
 
@@ -128,19 +131,19 @@ class Snapshot:
         return Stored(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def keys_of(self, row_keys: Keys) -> Keys:
-        """Return the keys of rows of the table."""
+        """Return the keys of rows of the table, given by row key."""
         numbers: Keys = row_keys & KEY_MASK
         return numbers if self._numbers is None else self._numbers.ids_of(numbers)
 
     def _piece_of(self, number: int) -> Stored:
-        kept = self._piece  # another thread may put another one there
+        kept = self._piece  # another thread may replace it
         if kept is None or kept[0] != number:
             kept = self._piece = number, self._merged(*self._cuts[number : number + 2])
         return kept[1]
 
     def _merged(self, low: int, high: int) -> Stored:
-        """Return the newest record of each row in a range, by row key; tombstones only of rows that
-        there were before."""
+        """Return the newest record of each row in a range, by row key; tombstones only for rows
+        that existed at the other commit."""
         parts = [rows_between(run, low, high) for run in self._runs]
         if self._log is not None:
             begin, end = np.searchsorted(self._log.keys, [low, high])
@@ -154,7 +157,7 @@ class Snapshot:
         return found if self._wanted is None else found.at(self._wanted(self.keys_of(found.keys)))
 
     def _had_row(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which row keys had a row before the files that are read."""
+        """Return whether each row key had a row before the files of this snapshot, (n,) bool."""
         had, log = have_rows(self._runs_before, keys), self._log_before
         if len(log.keys):
             at = np.minimum(np.searchsorted(log.keys, keys), len(log.keys) - 1)
@@ -167,7 +170,7 @@ class Snapshot:
         between: Callable[[], None],
         reserve: Callable[[int], None],
     ) -> Stored | None:
-        """Return the newest records of the table in segments, by row key; None: of no segment."""
+        """Return the table's newest records in segments, by row key; None without segments."""
         logged = []
         for segment in segments:
             between()

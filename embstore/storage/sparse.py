@@ -1,9 +1,10 @@
-"""A sparse table's rows by its ids: storage as a cache pool of such a table sees it.
+"""A sparse table's rows by their ids: storage as a cache pool of such a table sees it.
 
-Above, a row's key is its id, any 64 bits; below, its row key (row_numbers.py). The objects here
-have the calls of `Storage`, `StoredRows` and `Appender` that a pool makes, take ids where those
-take row keys, and pass everything on. An id gets its row number when a row of it is logged; an id
-that has none has no stored row, and to look for it costs no number.
+For the pool a row's key is its id, any 64 bits; for storage it is the row key (row_numbers.py). The
+classes of this module have the methods of `Storage`, `StoredRows` and `Appender` that a pool calls.
+They take ids in place of row keys, translate them, and call the original methods. An id gets its
+row number when its row is logged. An id without a row number has no stored row, and looking it up
+assigns no number.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SparseRows:
-    """Reads the stored rows of a sparse table by id. Engine thread only, but for `collect`."""
+    """Reads the stored rows of a sparse table by id. Engine thread only, except `collect`."""
 
     def __init__(
         self, contents: Contents, rows: StoredRows, workers: Workers, table_id: int
@@ -38,31 +39,31 @@ class SparseRows:
 
     @property
     def numbers(self) -> RowNumbers:
-        """The row numbers of the table; others after a restore."""
+        """The row numbers of the table; a new object after a restore."""
         return self._contents.ids.tables[self._table_id]
 
     def _row_keys(self, ids: Keys) -> Keys:
         return self.numbers.row_keys_of(ids, self._workers)
 
     def read(self, ids: Keys, rows: Rows, found: NDArray[np.uint8]) -> None:
-        """Copy the stored rows of unique ids: see `StoredRows.read`."""
+        """Copy the stored rows of unique ids, as `StoredRows.read` does."""
         self._rows.read(self._row_keys(ids), rows, found)
 
     def locate(self, ids: Keys) -> Located:
-        """Return where the stored rows of unique ids are; it has their row keys."""
+        """Locate the stored rows of unique ids; the result contains their row keys."""
         return self._rows.locate(self._row_keys(ids))
 
     def prefetch(self, ids: Keys, record_bytes: int) -> None:
-        """Ask the disk for the rows of a large call, which will be read in pieces."""
+        """Request from the disk the rows of a large call, which will be read in pieces."""
         self._rows.prefetch(self._row_keys(ids), record_bytes)
 
     def has(self, ids: Keys) -> NDArray[np.bool_]:
-        """Return which ids have a stored row. Reads no row."""
+        """Return whether each id has a stored row, (n,) bool. No row is read."""
         return self._rows.has(self._row_keys(ids))
 
     @property
     def logged_rows(self) -> int:
-        """The number of rows in the log, of all tables."""
+        """The number of rows of all tables in the log."""
         return self._rows.logged_rows
 
 
@@ -78,7 +79,7 @@ class SparseAppender:
         self._table_id = table_id
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make room for `records` records, and for the row numbers of their ids: see `Appender`."""
+        """Reserve space for records, as `Appender.reserve` does, and for their ids' row numbers."""
         if records:
             self._make_room(records)
             self._appender.reserve(records, record_bytes, bounded=bounded)
@@ -89,14 +90,14 @@ class SparseAppender:
         self._appender.expect(records)
 
     def append(self, ids: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
-        """Log rows[slots] under unique ids. Room has been reserved."""
+        """Log rows[slots] under unique ids. Space must have been reserved."""
         with self._contents.irreversible:
             numbers = self._contents.ids.tables[self._table_id]
             row_keys = numbers.assign(ids, self._workers)
         self._appender.append(row_keys, rows, slots)
 
     def bury(self, ids: Keys) -> None:
-        """Log that the rows of unique ids, all of them stored, were deleted: see `Appender`."""
+        """Log that the rows of unique ids, which must be stored, were deleted: see `Appender`."""
         numbers = self._contents.ids.tables[self._table_id]
         self._appender.bury(numbers.row_keys_of(ids, self._workers))
 
@@ -122,7 +123,7 @@ class SparseStorage:
 
     @property
     def is_changing(self) -> bool:
-        """Whether the running call has begun a change that must not be left half done."""
+        """Whether the running call has begun a change that must not be left incomplete."""
         return self._storage.is_changing
 
     @is_changing.setter

@@ -1,14 +1,15 @@
-"""Kept states as the catalogue has them: each is written as what it changed of the one before.
+"""Kept states in the catalogue: each is written as its changes since the state before it.
 
-Of 2,000 tables under 100 labels most have changed between few labels. An entry that did not change
-is written once, and is one object in memory, whichever states have it. Even where every table is
-trained between two labels, a label costs an id and a t each: rows, rate and identity stay.
+If a store has 2,000 tables and 100 labels, most tables do not change between two labels. A table
+that did not change is written once, and is one object in memory, however many states contain it.
+Even if every table is trained between two labels, a label takes only an id and a t per table,
+because rows, learning rate and identity stay.
 
     table   [id, t]   [id, t, rows, learning_rate]   [id, t, rows, learning_rate, identity]
     place   [session, step]   [session, step, table_ids]
 
-What a shorter form leaves out is as in the state before. A table that is new is behind the others.
-Places have an order: those that are as before, and in their order, come first, then all others.
+A value that a shorter form omits is the value in the state before. A new table follows the others.
+Places have an order: first the places that are as before, in their order, and then all others.
 """
 
 import json
@@ -22,7 +23,7 @@ from typing import Any
 from embstore.results import KeptCheckpoint, Place, State, TableEntry
 
 NOTHING = State()
-"""What is before the first."""
+"""The state before the first one."""
 
 as_json = partial(json.dumps, allow_nan=False, default=vars)
 """JSON of data classes; objects keep their order."""
@@ -30,17 +31,17 @@ as_json = partial(json.dumps, allow_nan=False, default=vars)
 
 @dataclass(frozen=True)
 class KeptState:
-    """A checkpoint: a state with its label and what its caller gave."""
+    """A checkpoint: a state with its label and the metadata of its caller."""
 
     label: str
     metadata: dict[str, Any]
     state: State
     made_at: float | None = None
-    """As in `KeptCheckpoint`."""
+    """The same as `KeptCheckpoint.made_at`."""
     protected: bool = False
 
     def described(self) -> KeptCheckpoint:
-        """Return what a caller is told of it."""
+        """Return the description of the checkpoint for a caller."""
         return KeptCheckpoint(
             self.label,
             deepcopy(self.metadata),
@@ -56,11 +57,11 @@ class KeptState:
         return _content(self.state.tables)
 
     def content_of(self, may_read: Callable[[str], bool]) -> str:
-        """Return `KeptCheckpoint.content` for a caller that may read the tables of some names."""
+        """Return `KeptCheckpoint.content` for a caller that may read only some tables, by name."""
         return _content(t for t in self.state.tables if may_read(t.identity["name"]))
 
     def fields(self, before: State) -> dict[str, Any]:
-        """Return it as the catalogue has it, behind a state."""
+        """Return the checkpoint as the catalogue contains it after the state `before`."""
         return {
             "label": self.label,
             "metadata": self.metadata,
@@ -76,7 +77,7 @@ def _content(tables: Iterable[TableEntry]) -> str:
 
 
 def changes(before: State, state: State) -> dict[str, Any]:
-    """Return a state as what it changed of the one before."""
+    """Return the changes from one state to the next, as the catalogue contains them."""
     tables = {} if state.tables is before.tables else {t.table_id: t for t in before.tables}
     changed = []
     if state.tables is not before.tables:
@@ -107,8 +108,8 @@ def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
 
 
 def _same_places(before: State, state: State) -> Iterator[str]:
-    """Yield the first sessions of a state, while each is behind the last one in the state before
-    too, with its place as it is."""
+    """Yield the first sessions of a state, as long as the state before has them in the same order
+    and with the same place."""
     left = iter(before.places.items())
     for name, place in state.places.items():
         if not any(found == (name, place) for found in left):
@@ -123,9 +124,9 @@ def _place_row(name: str, place: Place, old: Place | None) -> list[Any]:
 
 
 def changed(before: State, found: dict[str, Any]) -> State:
-    """Return the state that changed so much of the one before.
+    """Return the state that has the changes `found` compared with the state before.
 
-    Raises KeyError, TypeError, ValueError, EmbstoreError: there is no such state.
+    Raises KeyError, TypeError, ValueError, EmbstoreError: the changes do not make a valid state.
     """
     return State(
         commit=found["commit"],
@@ -153,7 +154,7 @@ def _entry(tables: dict[int, TableEntry], table_id: int, t: int, *more: Any) -> 
     rows, rate, *last = more
     (identity,) = last or (tables[table_id].identity,)
     entry = TableEntry(table_id, identity, rows, rate, t)
-    entry.config()  # raises where it makes no sense
+    entry.config()  # raises if the values are not valid
     return entry
 
 

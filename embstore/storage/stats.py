@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of storage. They are here so that showing them loads no compiled kernel."""
+"""The stats of storage. They are in a module of their own, so that showing them loads no kernel."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from embstore.stats import counter, flag, gauge, text, texts
 
 @dataclass
 class StorageStats:
-    """Log, base and merges. Counts are since the store was opened."""
+    """Log, base and merges. Counts begin when the store is opened."""
 
     commit: int = gauge("Number of the last commit.", lambda s: s.catalogue.head.commit)
     checkpoints: list[str] = texts(

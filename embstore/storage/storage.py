@@ -2,9 +2,9 @@
 
     rows       reads rows that are not in the cache                            stored_rows.py
     appender   logs dirty rows that leave the cache                            appender.py
-    commit     makes everything durable, by one rename; optionally under a label
+    commit     makes everything durable by one rename, with or without a label
     restore    makes a kept checkpoint the head again
-    merges     folds, merges and compactions in the background                merges.py
+    merges     folds, base merges and compactions in the background            merges.py
 
 The base does not change between commits, the log only grows, and the catalogue is replaced
 whole; so the store opens at its last commit after a crash at any instant, without a repair.
@@ -62,14 +62,14 @@ class Storage:
     ) -> None:
         self.read_only = read_only
         self.committed_at = monotonic()
-        """When the last commit was made; at first, when the store was opened."""
+        """When the last commit was made, or else when the store was opened; a `monotonic` time."""
         self.segment_bytes = limits.segment_bytes
         self.log_rows_max = limits.log_rows_max
         self.files = files
         self.keep = checkpoints_keep
-        """Labels that are kept; older ones are dropped."""
+        """Number of routine labels that each folder of labels keeps; older ones are dropped."""
         self.is_changing = False
-        """Whether the running call has begun to change what it must not change by half."""
+        """Whether the running call has begun a change that must not be left incomplete."""
         self._workers = Workers(threads, _RANGES_PER_THREAD)
         self._contents = Contents(files, read_only=read_only, limits=limits)
         self.check_usable = self._contents.check_usable
@@ -87,17 +87,17 @@ class Storage:
 
     @property
     def log(self) -> Log:
-        """The log; another one after a restore."""
+        """The log; a new object after a restore."""
         return self._contents.log
 
     @property
     def base(self) -> Base:
-        """The base; another one after a restore."""
+        """The base; a new object after a restore."""
         return self._contents.base
 
     @property
     def ids(self) -> Ids:
-        """The row numbers of sparse tables; others after a restore."""
+        """The row numbers of sparse tables; a new object after a restore."""
         return self._contents.ids
 
     @property
@@ -107,7 +107,7 @@ class Storage:
 
     @property
     def next_table_id(self) -> int:
-        """The id that the next table gets."""
+        """The id of the next table that is created."""
         return self._contents.next_table_id
 
     @next_table_id.setter
@@ -115,8 +115,8 @@ class Storage:
         self._contents.next_table_id = table_id
 
     def begin_change(self) -> None:
-        """Say that the running call cannot be refused any more: if memory runs out, it fails the
-        store."""
+        """Record that the running call can no longer be refused: if memory runs out from now on,
+        the store fails."""
         self.is_changing = True
 
     def begin_tail(self) -> None:
@@ -130,16 +130,16 @@ class Storage:
             self._contents.replace_catalogue(replace(self.catalogue, tail=False))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, which others have begun or are to know of."""
+        """Begin an epoch: a new one, or the epoch that the leader has begun."""
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def name_commands(self, place: command_records.Place | None) -> None:
-        """Name the first command log, durable up to a place; None: drop the last one."""
+        """Record the position up to which the command log is durable; None: forget the log."""
         if self.catalogue.commands != place:
             self._contents.replace_catalogue(replace(self.catalogue, commands=place))
 
     def close(self) -> None:
-        """Stop a merge and release the directory. Nothing is committed."""
+        """Stop a running merge and release the directory. Nothing is committed."""
         try:
             self.merges.stop()
         finally:
@@ -149,18 +149,18 @@ class Storage:
     # Tables
 
     def create_table(self, table: TableEntry) -> None:
-        """Note a new table. It has no rows yet, so nothing is written."""
+        """Prepare for a new table. It has no rows yet, so nothing is written."""
         self._contents.name(table)
         self.ids.create(table)
         self._contents.next_table_id = max(self.next_table_id, table.table_id + 1)
 
     def drop_table(self, table_id: int) -> None:
-        """Forget a table's rows. Its files stay as long as a kept checkpoint names them."""
+        """Forget a table's rows. Their files stay as long as a kept checkpoint names them."""
         self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.ids.drop(table_id)
 
     def of_pool(self, row_keys: RowKeys) -> "PoolStorage":
-        """Return the storage as a pool uses it: for a sparse table it takes ids as keys."""
+        """Return the storage as a pool uses it; for a sparse table its methods take ids as keys."""
         if row_keys.sparse_id is None:
             return self
         return SparseStorage(self, self._contents, self._workers, row_keys.sparse_id)
@@ -178,28 +178,29 @@ class Storage:
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Make everything appended so far durable, with the tables and sessions' places as given.
+        """Make everything appended so far durable, with the given tables and places of sessions.
 
-        `lives` are those of all commands up to this one.
-        `commands` is where the command log goes on, durable up to there; None: where it did.
+        `lives` are the lives of all commands up to `command`.
+        `commands` is the position at which the command log continues; the log is durable up to
+        there. None: the position stays as it was.
 
         Raises
         ------
-        CheckpointExistsError : the label is taken. Nothing has changed.
-        CapacityError : no room for the catalogue. Nothing is committed; the store stays usable.
-        StorageError : the disk failed; so has the store.
+        CheckpointExistsError : the label is in use. Nothing has changed.
+        CapacityError : no space for the catalogue. Nothing is committed; the store stays usable.
+        StorageError : the disk failed, and so the store has failed.
         """
         if label is not None and self.catalogue.checkpoint(label) is not None:
             raise CheckpointExistsError(
                 f"a checkpoint {label!r} is kept already; choose another label"
             )
-        self.merges.complete()  # it may take away files that are not committed yet
+        self.merges.complete()  # completing it may remove files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
         following = partial(self._next_catalogue, head, lives, label, metadata or {}, commands)
         new = following()
         drops = new.runs != self.catalogue.runs
         if drops:
-            self.merges.stop()  # it may be reading what is about to go
+            self.merges.stop()  # it may be reading files that are about to be removed
             new = following()
         self.files.reached("commit:synced")
         self.begin_change()
@@ -210,7 +211,7 @@ class Storage:
         self.committed_at = monotonic()
         if drops:
             self._contents.use_runs(self.base.open(new.runs))
-        # Before the freeze: only now does the index say which records this commit needs.
+        # Before the freeze: from now on the index shows which records this commit needs.
         self.merges.poll()
         if label is not None:
             self.merges.complete()
@@ -263,18 +264,18 @@ class Storage:
         return checkpoint
 
     def keep_only(self, checkpoints: tuple[KeptState, ...]) -> None:
-        """Keep only these of the kept checkpoints, by one rename; files that none of them needs are
-        removed, at once or with the next merge.
+        """Keep only the given checkpoints, by one rename. Files that no state needs any more are
+        removed at once or with the next merge.
 
         Raises
         ------
-        CapacityError : no room for the catalogue. Nothing has changed.
-        StorageError : the disk failed; so has the store.
+        CapacityError : no space for the catalogue. Nothing has changed.
+        StorageError : the disk failed, and so the store has failed.
         """
         new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
         drops = new.runs != self.catalogue.runs
         if drops:
-            self.merges.stop()  # it may be reading what is about to go
+            self.merges.stop()  # it may be reading files that are about to be removed
             new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
         self.files.reached("retention:decided")
         self.begin_change()
@@ -292,8 +293,8 @@ class Storage:
         since: int = 0,
         wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
     ) -> Snapshot:
-        """Return the rows that a table had at a kept commit, or the head's, of those that were
-        logged after another one, and that are wanted."""
+        """Return a snapshot of a table as of `commit`, which must be kept or the head's. It has the
+        rows that were logged after commit `since` and that `wanted` selects."""
         numbers = self.ids.tables.get(table_id)
         runs, segments = self.base.runs, self.log.segments
         return Snapshot(table_id, runs, segments, commit, since, wanted, numbers)

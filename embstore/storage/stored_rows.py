@@ -1,13 +1,14 @@
-"""Rows that are not in the cache, read from the log, else the base, else not found.
+"""Rows that are not in the cache: they are read from the log, or else from the base.
 
-A read has two halves: finding the records' addresses in maps of the files, and copying them, which
-checks every record. One kernel does both, for a range of the keys in each thread. The second half
-may also be done later, in any thread (`locate`, `collect`), concurrently with the engine: files of
-log and base never change where they have records, and located records stay mapped as long as the
-`Located` lives.
+A read has two halves: finding the addresses of records in the maps of the files; and copying the
+records, which checks every one. One kernel does both, for one range of the keys per thread. The
+second half can also be done later, in any thread (`locate`, `collect`), concurrently with the
+engine. That is safe because files of log and base never change where they have records, and located
+records stay mapped as long as their `Located` exists.
 
-Measured, one thread: 80,000 rows of 528 bytes, at random in 816 MB of the log in the page cache, in
-21 ms, of which 4 find them; a plain loop that only copies and checks these records takes 40.
+Measured on one thread: 80,000 rows of 528 bytes, at random in 816 MB of the log in the page cache,
+take 21 ms, of which 4 ms find them. A plain loop that only copies and checks these records takes
+40 ms.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ from embstore.storage.records import copy_rows, unpack
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, TOMBSTONE, position_of
 
 _LOCATED_BYTES = 128
-"""Bytes that locating a key moves: a line of an index, and a line of results."""
+"""Bytes of memory traffic per located key: one cache line of an index, and one of results."""
 _COLD = -2
 _NO_ROWS = np.empty((0, 0), np.uint64)
 
@@ -48,7 +49,7 @@ def read(
     entries: Int64RowsIn,  # the log's index: row_index.py
     old: Int64RowsIn,
     places: Uint64sIn,  # (places,) addresses of the log's maps
-    cuts: Int64sIn,  # and the next six: the base, as `locate` takes it
+    cuts: Int64sIn,  # this and the next six: the base, as `locate` takes it
     lows: Int64sIn,
     highs: Int64sIn,
     directories: Int64sIn,
@@ -56,14 +57,14 @@ def read(
     containers: Int64sIn,
     maps: Uint64sIn,
     keys: Int64sIn,  # (n,) row keys
-    addresses: Uint64s,  # (n,) written: of the records, 0 where there is none
-    found: Uint8s,  # (n,) written: 0 nowhere, 1 log, 2 base
-    rows: Uint64Rows,  # (n, stride / 2), written where found; (0, 0): they are not read
+    addresses: Uint64s,  # (n,) written: addresses of the records; 0: no record
+    found: Uint8s,  # (n,) written: 0 not found, 1 log, 2 base
+    rows: Uint64Rows,  # (n, stride / 2), written if found; of shape (0, 0): rows are not read
     low: Int,
     high: Int,
 ) -> int:
-    """Find and read the rows of keys[low:high]; return the first whose record is wrong, or -1; or
-    _COLD: some records, by a sample, are on the disk, and none was read."""
+    """Find and read the rows of keys[low:high]. Return the first index whose record is wrong, or
+    -1; or _COLD if a sample finds records on the disk: then no row was read."""
     for i in range(low, high):
         position = position_of(entries, old, keys, i)
         addresses[i] = found[i] = 0
@@ -88,16 +89,16 @@ def read(
 
 @dataclass(frozen=True)
 class Located:
-    """Where the stored rows of some row keys are, until they are copied."""
+    """The addresses of the stored rows of some row keys, to copy the rows later."""
 
     keys: Keys  # (n,) unique
-    addresses: NDArray[np.uint64]  # (n,), 0: nowhere
-    found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base, 3 either
-    maps: tuple[object, ...] | None  # the maps of the addresses; None: there are none
+    addresses: NDArray[np.uint64]  # (n,), 0: not found
+    found: NDArray[np.uint8]  # (n,) 0 not found, 1 log, 2 base, 3 log or base
+    maps: tuple[object, ...] | None  # the maps that contain the addresses; None: no row was found
 
 
 class StoredRows:
-    """Reads the stored rows of a store. Engine thread only, but for `collect`."""
+    """Reads the stored rows of a store. Engine thread only, except `ask` and `collect`."""
 
     def __init__(self, contents: Contents, workers: Workers) -> None:
         self.bytes_read = 0
@@ -107,8 +108,8 @@ class StoredRows:
     def read(self, keys: Keys, rows: Rows, found: NDArray[np.uint8]) -> None:
         """Copy the stored rows of unique row keys.
 
-        rows : (n, stride), written where found
-        found : (n,) uint8, set to 0 nowhere, 1 log, 2 base
+        rows : (n, stride), written if found
+        found : (n,) uint8, written: 0 not found, 1 log, 2 base
         """
         self._contents.files.reached("read")
         size = record_bytes_of(rows)
@@ -117,13 +118,14 @@ class StoredRows:
         self.bytes_read += int(np.count_nonzero(found)) * size
 
     def locate(self, keys: Keys) -> Located:
-        """Return where the stored rows of unique row keys are."""
+        """Find the addresses of the stored rows of unique row keys."""
         found = np.empty(len(keys), np.uint8)
         addresses, _ = self._find(keys, found)
         return Located(keys, addresses, found, self._contents.maps() if found.any() else None)
 
     def collect(self, located: Located, rows: Rows) -> None:
-        """Copy located rows, if any, to `rows`, (n, stride), written where found. Any thread."""
+        """Copy located rows to `rows`, (n, stride), which is written where a row was found. Any
+        thread."""
         if not located.found.any():
             return
         self._contents.files.reached("read")
@@ -133,19 +135,19 @@ class StoredRows:
         self._check(located.keys, located.found, [wrong])
 
     def count_read(self, located: Located, record_bytes: int) -> None:
-        """Count the bytes that were copied."""
+        """Count the bytes that `collect` has copied."""
         self.bytes_read += int(np.count_nonzero(located.found)) * record_bytes
 
     def prefetch(self, keys: Keys, record_bytes: int) -> None:
-        """Ask the disk for the rows of a large call, which will be read in pieces."""
+        """Request from the disk the rows of a large call, which will be read in pieces."""
         prefetch_cold_pages(self.locate(keys).addresses, record_bytes)
 
     def ask(self, located: Located, rows: Rows) -> None:
-        """Ask the disk for located rows, such as `rows`, which will be read. Any thread."""
+        """Request from the disk located rows that will be read into `rows`. Any thread."""
         prefetch_cold_pages(located.addresses, record_bytes_of(rows))
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which row keys have a stored row. Reads no row."""
+        """Return whether each row key has a stored row, (n,) bool. No row is read."""
         stored: NDArray[np.bool_] = self.locate(keys).found != 0
         return stored
 
@@ -155,7 +157,7 @@ class StoredRows:
         return self._contents.log.index.size
 
     def keys(self, table_id: int) -> "StoredKeys":
-        """Return which rows of a table have a stored row now."""
+        """Return the keys of the rows of a table that are stored at present."""
         contents = self._contents
         return StoredKeys(table_id, contents.log.index.copied_keys(), copy(contents.base))
 
@@ -166,7 +168,7 @@ class StoredRows:
         rows: NDArray[np.uint64] = _NO_ROWS,
         moved_bytes: int = _LOCATED_BYTES,
     ) -> tuple[NDArray[np.uint64], Sequence[int]]:
-        """Find and read in all threads; return addresses, and the result of each range."""
+        """Find, and read, in all threads; return the addresses, and the result of each range."""
         addresses = np.empty(len(keys), np.uint64)
         where = (*self._contents.log.arrays, *self._contents.base.arrays)
         read_range = partial(read, *where, keys, addresses, found, rows)
@@ -181,7 +183,7 @@ class StoredRows:
         return addresses, self._workers.share(work, len(keys), moved_bytes)
 
     def _check(self, keys: Keys, found: NDArray[np.uint8], wrong: Sequence[int]) -> None:
-        """Raise for the first record that is wrong, by the results of the ranges."""
+        """Raise an error for the first wrong record in the results of the ranges."""
         first = next((i for i in wrong if i >= 0), -1)
         if first >= 0:
             where = ("", "log's", "base's", "stored")[found[first]]
@@ -189,7 +191,7 @@ class StoredRows:
 
 
 class StoredKeys:
-    """The keys of a table that had a stored row at one moment. Any thread; merges may go on."""
+    """The keys of a table that had a stored row at one moment. Any thread, also during merges."""
 
     def __init__(self, table_id: int, logged: Sequence[Keys], base: Base) -> None:
         self._table_id = table_id
@@ -197,15 +199,15 @@ class StoredKeys:
         self._base = base
 
     def logged(self) -> Keys:
-        """Return the row keys that the log had, ascending; also tombstones'."""
+        """Return the row keys that the log had, ascending, tombstones included."""
         low, high = self._table_id << KEY_BITS, (self._table_id + 1) << KEY_BITS
         return np.sort(np.concatenate([k[(k >= low) & (k < high)] for k in self._logged]))
 
     def blocks_in_base(self, shift: int) -> Keys:
-        """Return the blocks (row key >> shift) with a row in the base, ascending."""
+        """Return the blocks (row key >> shift) that have a row in the base, ascending."""
         return self._base.blocks(self._table_id, shift)
 
     def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
-        """Return the row keys in ascending blocks that the base had, ascending; also
-        tombstones'."""
+        """Return the row keys in ascending blocks that the base had, ascending, tombstones
+        included."""
         return self._base.keys_in(blocks, shift)

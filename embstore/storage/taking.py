@@ -1,12 +1,13 @@
-"""Taking over a leader's commit: its catalogue and files replace a store's.
+"""Taking over a leader's commit: its catalogue and files replace a standby's own.
 
-    incoming/LINEAGE      the leader of the files; another leader's are removed
-    incoming/log, base, ids   files that are not there already; one whose name ends with .part is
-                          not whole
-    incoming/CATALOGUE    written last: from now on the commit is taken, also after a crash
+    incoming/LINEAGE      the leader that sent the files; files of another leader are removed
+    incoming/log, base, ids   files that the store does not have yet; a name that ends with .part
+                          marks a file that is not complete
+    incoming/CATALOGUE    written last: once it exists the commit will be taken over, also after a
+                          crash
 
-`take_over` then moves everything to its place, the catalogue last. Each of its steps may be done
-again, so an interrupted one is finished when the directory is opened (`finish`).
+`finish` then moves all files into the store, the catalogue last. Each of its steps can be
+repeated, so an interrupted one is completed when the directory is opened.
 """
 
 import json
@@ -27,10 +28,10 @@ DIRECTORY, _PART = "incoming", ".part"
 
 
 class Incoming:
-    """A commit on its way. One thread at a time."""
+    """A commit that is being received. One thread at a time."""
 
     def __init__(self, files: Files, catalogue: Catalogue, leader: tuple[Promotion, ...]) -> None:
-        # The leader's tail and command log: here is nothing to lose.
+        # A standby does not have the leader's command log, and its commit has no tail to lose.
         self.catalogue = replace(catalogue, tail=False, commands=None)
         self._files = files
         self._lineage = Lineage(leader, catalogue.next_segment)
@@ -39,7 +40,7 @@ class Incoming:
             files.make_directory(f"{DIRECTORY}/{room}")
 
     def _begin(self) -> None:
-        """Keep files sent before by the same leader, and nothing else."""
+        """Keep files that the same leader sent before, and remove all others."""
         files = self._files
         mark = json.dumps([asdict(p) for p in self._lineage.promotions]).encode()
         mark = self.catalogue.store_id.encode() + mark
@@ -50,8 +51,8 @@ class Incoming:
             files.replace(path, mark)
 
     def missing(self, present: Lineage | None) -> dict[str, int]:
-        """Return the files that have to be sent; `present` is the lineage of the directory, None:
-        it is another store's."""
+        """Return the paths and bytes of the files that must be sent. `present` is the lineage of
+        the directory; None if it belongs to another store."""
         below = 0 if present is None else present.shared_below(self._lineage.promotions)
         return {
             path: size
@@ -61,9 +62,9 @@ class Incoming:
         }
 
     def receive(self, path: str, offset: int, piece: bytes, size: int) -> None:
-        """Write a piece of a file; the last one makes it whole.
+        """Write a piece of a file; the last piece completes the file.
 
-        Raises CorruptTableError: it does not follow the one before.
+        Raises CorruptTableError if the piece does not follow the piece before.
         """
         part = f"{DIRECTORY}/{path}{_PART}"
         file = self._files.open(part, write=True) if offset else self._files.create(part)
@@ -77,7 +78,7 @@ class Incoming:
         self._files.rename(part, f"{DIRECTORY}/{path}")
 
     def end(self) -> None:
-        """Take the commit: all its files are here."""
+        """Make the commit ready to be taken over, after all of its files were received."""
         files = self._files
         for room in ROOMS:
             files.sync_directory(f"{DIRECTORY}/{room}")
@@ -86,11 +87,9 @@ class Incoming:
 
 
 def finish(files: Files) -> None:
-    """Take over a commit that is whole; remove the rest of one that is not needed any more.
+    """Take over a commit that was received completely. The directory must not be open.
 
-    The directory is not open.
-
-    Raises CorruptTableError, TableMismatchError: a file that came is damaged; nothing has changed.
+    Raises CorruptTableError, TableMismatchError: a received file is damaged; nothing has changed.
     """
     catalogue = arrived(files)
     if catalogue is None:
@@ -110,7 +109,7 @@ def finish(files: Files) -> None:
 
 
 class ArrivedFiles(Files):
-    """A directory as it will be when the commit that has come was taken over; for reading."""
+    """A directory as it will look after the received commit was taken over; for reading."""
 
     def _parts(self, path: str) -> list[str]:
         here = super()._parts(f"{DIRECTORY}/{path}")
@@ -118,10 +117,10 @@ class ArrivedFiles(Files):
 
 
 def arrived(files: Files) -> Catalogue | None:
-    """Return the catalogue of a commit that has come and is to be taken over; None: there is none.
+    """Return the catalogue of a received commit that is to be taken over; None if there is none.
 
     Raises CorruptTableError, TableMismatchError: a file is missing, has another length, or its
-    checksum does not match; headers, rows and ids are not read.
+    checksum does not match. Headers, rows and ids are not read.
     """
     path = f"{DIRECTORY}/{catalogues.PATH}"
     if not files.exists(path):
@@ -143,7 +142,7 @@ def arrived(files: Files) -> Catalogue | None:
 
 
 def _has(files: Files, path: str, size: int) -> bool:
-    """Return whether there is a file of a size."""
+    """Return whether a file exists and has a size."""
     if not files.exists(path):
         return False
     with closing(files.open(path)) as file:
@@ -151,7 +150,7 @@ def _has(files: Files, path: str, size: int) -> bool:
 
 
 def _remove(files: Files) -> None:
-    """Remove the received files, the catalogue first: without it there is nothing to finish."""
+    """Remove the received files, the catalogue first: without it nothing will be taken over."""
     if files.exists(DIRECTORY):
         files.remove(f"{DIRECTORY}/{catalogues.PATH}")
         files.sync_directory(DIRECTORY)

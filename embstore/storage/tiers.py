@@ -1,27 +1,30 @@
 """The choice of the runs of the base to merge next.
 
-The oldest run is the **bottom**: it has nearly all rows, once. The others are **deltas**. A row
-that is written again and again is copied by each merge that it takes part in, so merges are few:
+The oldest run is the **bottom**: it contains nearly all rows, each once. The other runs are
+**deltas**. A row that is written again and again is copied by each merge that it takes part in, so
+the rules keep merges few:
 
-- Deltas are merged with each other, four or more at a time, where they are of like size (the
-  largest no more than twice the others together). Therefore a lookup asks few of them, and a row is
-  copied about once for each factor of four by which the deltas grow. A group of more than a tenth
-  of the bottom is left alone: it would take as much space once more while it is merged. There are
-  never more than 12 runs between two kept checkpoints: then those four go together that cost the
-  least.
-- Deltas go to the bottom when the base takes more than SPACE times the bottom; but only those rows
-  whose keys are in the range of one part, the part for which the deltas have the most. Updates all
-  over the table find that part at twice the mean, so a byte in a delta costs (1 + 2 s) / 2 s bytes
-  there, s being SPACE - 1: 2.7. A delta's rows in that range are dead until its file is removed.
-- A part of a delta is moved to the bottom, unread, where nothing older has a key in its range: rows
-  that are written in key order are never merged.
-- Tombstones are in runs of their own, which are merged with the deltas that they are between. At
-  the very bottom they go with the rows that they hide. Until then they count there as deltas of the
-  size of these rows: a tombstone is small, and the row that it frees is not. Four such runs that
-  follow each other, with no delta between them, become one.
+- Deltas are merged with each other, four or more at a time, if they are of similar size (the
+  largest is at most twice as large as the others together). Therefore a lookup asks few deltas, and
+  a row is copied about once each time the deltas grow by a factor of four. A group that is larger
+  than a tenth of the bottom is left alone, because its merge would need as much space again. There
+  are never more than 12 runs between two kept checkpoints: beyond that number, the four consecutive
+  deltas whose merge costs the least are merged.
+- Deltas are merged into the bottom when the base takes more than SPACE times the bottom. Only rows
+  whose keys are in the range of one part are merged: the part for which the deltas have the most
+  bytes. If updates are spread over the whole table, that part has twice the mean, so merging a byte
+  of a delta costs (1 + 2 s) / 2 s = 2.7 bytes, where s is SPACE - 1. The delta's rows in that range
+  are dead until its file is removed.
+- A part of a delta is moved to the bottom, without being read, if nothing older has a key in its
+  range. Therefore rows that are written in key order are never merged.
+- Tombstones are in runs of their own, which are merged with the deltas around them. At the very
+  bottom they are removed together with the rows that they hide. Until then they count there as
+  deltas of the size of these rows: a tombstone is small, but the row that it frees is not. Four
+  neighbouring runs of tombstones, with no delta between them, become one.
 
-With one write to the log and one in a fold, a byte that is updated at random costs about six. The
-functions here decide by sizes alone; tests/unit/test_storage_tiers.py plays years of them.
+Together with one write to the log and one in a fold, a byte that is updated at random costs about
+six writes. The functions here decide by sizes alone; tests/unit/test_storage_tiers.py simulates
+years of merges.
 """
 
 from collections.abc import Sequence
@@ -44,7 +47,7 @@ _KEY_END = 1 << 62
 
 @dataclass(frozen=True)
 class Choice:
-    """Merge the rows of the runs [oldest, newest] in [low, high), into the oldest of them."""
+    """A merge of the rows of the runs [oldest, newest] in [low, high), into the oldest run."""
 
     oldest: int
     newest: int
@@ -55,14 +58,14 @@ class Choice:
 def choose(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, *, has_older: bool = False
 ) -> Choice | None:
-    """Return what should be merged next, if anything is due.
+    """Return the merge that is to be done next; None if no merge is due.
 
     Parameters
     ----------
-    runs : oldest first, all on one side of every kept checkpoint
-    part_bytes : about the size of a part
+    runs : oldest first, all between the same two kept checkpoints
+    part_bytes : approximate size of a part
     dropped : ids of tables whose rows are not needed any more
-    has_older : there are runs on the older side of a kept checkpoint, which need tombstones
+    has_older : whether runs before a kept checkpoint exist, which need the tombstones
     """
     places = [n for n, run in enumerate(runs) if not has_tombstones(run)]
     hiding = [] if has_older else [part for run in runs if has_tombstones(run) for part in run]
@@ -76,7 +79,7 @@ def choose(
 def _choose_of_rows(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, tombstones: Sequence[Part]
 ) -> Choice | None:
-    """Do the same for runs of rows, some of which tombstones hide."""
+    """Return the next merge of runs of rows; `tombstones` hide some of their rows."""
     if not runs:
         return None
     bottom = sum(part.bytes for part in runs[0])
@@ -90,7 +93,7 @@ def _choose_of_rows(
 
 
 def _neighbours(runs: Sequence[Run]) -> Choice | None:
-    """Return runs of tombstones that follow each other, where they are many."""
+    """Return consecutive runs of tombstones if there are at least _FAN of them."""
     first = 0
     for at, run in enumerate(runs):
         if not has_tombstones(run):
@@ -101,7 +104,7 @@ def _neighbours(runs: Sequence[Run]) -> Choice | None:
 
 
 def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
-    """Return the runs with those parts moved to the bottom, unread, that can be; none is empty."""
+    """Return the runs after moving parts to the bottom, unread, where possible; none is empty."""
     kept: list[Run] = []
     bottom = -1
     for run in filter(None, runs):
@@ -123,12 +126,13 @@ def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
 
 
 def _file_bytes(runs: Sequence[Run]) -> int:
-    """Return the bytes of the files of some runs, dead records included."""
+    """Return the bytes of the files of some runs, including dead records."""
     return sum({part.entry.path: part.entry.bytes for run in runs for part in run}.values())
 
 
 def _like_sized(runs: Sequence[Run], bottom: int, part_bytes: int) -> Choice | None:
-    """Return the newest group of deltas of like size; where there are many, the smallest group."""
+    """Return the newest group of deltas of similar size; if there are too many runs, the cheapest
+    group."""
     sizes = [sum(part.bytes for part in run) for run in runs]
     if len(runs) > _RUNS_MAX:
         totals = [sum(sizes[at : at + _FAN]) for at in range(1, len(runs) - _FAN + 1)]
@@ -154,12 +158,12 @@ def _dead(run: Run, dropped: Keys) -> int:
 
 
 def _cuts(bottom: Run) -> Keys:
-    """Return where the ranges of the parts of a bottom begin, and the end."""
+    """Return the keys at which the ranges of a bottom's parts begin, and the end."""
     return np.array([0, *(part.entry.low for part in bottom[1:]), _KEY_END], np.int64)
 
 
 def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
-    """Return about how many bytes of rows tombstones hide in the range of each part."""
+    """Return about how many bytes of rows tombstones hide in the range of each part, (parts,)."""
     cuts, counts = _cuts(bottom), np.zeros(len(bottom))
     for part in tombstones:
         counts += part.bytes_between(cuts) / RECORD_HEADER_BYTES
@@ -172,7 +176,8 @@ def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
 def _densest(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, hidden: NDArray[np.float64]
 ) -> Choice:
-    """Return the range of one part of the bottom for which deltas and dead rows are the most."""
+    """Return the range of the bottom's part that has the most bytes of deltas and dead rows,
+    compared with its own bytes."""
     bottom = runs[0]
     cuts = _cuts(bottom)
     own = np.array([part.bytes for part in bottom], np.float64)
@@ -181,7 +186,7 @@ def _densest(
         gain += part.bytes_between(cuts)
     gain += [_dead((part,), dropped) for part in bottom]
     at = int(np.argmax(gain / np.maximum(own, 1)))
-    first, last = at, at + 1  # with its neighbours, where they are small
+    first, last = at, at + 1  # and its neighbours, if they are small
     while own[first:last].sum() < part_bytes / 2 and last - first < len(bottom):
         if last < len(bottom):
             last += 1

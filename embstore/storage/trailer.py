@@ -1,10 +1,11 @@
-"""The end of a file that never changes: its key index, and a trailer with the index's place.
+"""The end of a file that never changes: its key index, and a trailer with the index's offset.
 
     ... | key index | trailer
 
-The trailer (64 bytes) has a magic, the file's number, two counts of the index, its beginning, its
-checksum, the trailer's own, and zero. The catalogue has the length of the file and the checksum of
-the index, too: a wrong or truncated file is detected before its index is used.
+The trailer (64 bytes) contains a magic number, the file's number, two counts of the index, the
+offset and the checksum of the index, the checksum of the trailer, and zero. The catalogue contains
+the length of the file and the checksum of the index, too. Therefore a wrong or truncated file is
+detected before its index is used.
 """
 
 import struct
@@ -20,28 +21,28 @@ TRAILER_BYTES = _TRAILER.size
 
 
 class Committed(Protocol):
-    """A file's entry in the catalogue."""
+    """The entry of a file in the catalogue."""
 
     @property
     def number(self) -> int:
-        """Number of the file; a run's parts have the same."""
+        """Number of the file; the parts of a run share it."""
 
     @property
     def bytes(self) -> int:
-        """Length of the file."""
+        """Length of the file in bytes."""
 
     @property
     def checksum(self) -> int:
-        """Checksum of its key index."""
+        """Checksum of the file's key index."""
 
 
 class IndexBytes(NamedTuple):
-    """The key index of a file as it was read, and the counts by which it is decoded."""
+    """The key index of a file as it was read, with the two counts that are needed to decode it."""
 
     first: int
     second: int
     at: int
-    """Where it begins in the file."""
+    """Offset of the index in the file."""
     content: bytes
 
 
@@ -52,9 +53,9 @@ def pack_trailer(magic: bytes, number: int, first: int, second: int, at: int, cr
 
 
 def read_index(file: File, magic: bytes, entry: Committed) -> IndexBytes:
-    """Return the key index of a file, whose length, trailer and index must be the committed ones.
+    """Return the key index of a file after checking its length, trailer and index against `entry`.
 
-    It is read in one piece, which is far quicker than page by page through a map.
+    The index is read in one piece, which is far faster than page by page through a map.
     """
     path, length = file.path, entry.bytes
     if file.size != length or length < PAGE_BYTES + TRAILER_BYTES:

@@ -1,15 +1,17 @@
 """Verification of a directory: finding damaged files, and the rows that they affect.
 
-Everything that the catalogue names is read, once and in order (checking.py), then the command log,
-then LINEAGE and SHARD. Where a leader's commit has come, which the next opening takes over, that is
-verified, and not the commit before it.
-Damage is collected, and reading does not stop at the first error. A damaged record matters where it
-is the newest of its row: therefore, for the head and for each kept label, the check looks for the
-row in the state's newer files, later runs or segments of the log. That second look reads the key
-indexes alone, and only where something is damaged.
+All files that the catalogue names are read, each once and in order (checking.py), then the command
+log, then LINEAGE and SHARD. If a leader's commit was received that the next opening will take over,
+that commit is verified, and not the commit before it.
 
-Unnamed files are no error: a crash leaves them, and the next opening removes them. A leader's files
-that a standby has begun to take are not among them: it goes on with them.
+Damage is collected: reading does not stop at the first error. A damaged record matters only if it
+is the newest record of its row. Therefore, for the head and for each kept label, the check looks
+for the row in the state's newer files, which are later runs or segments of the log. This second
+step reads only key indexes, and only if something is damaged.
+
+Unnamed files are no error: a crash leaves them, and the next opening removes them. Files of a
+leader that a standby has begun to receive are not reported as unnamed, because the standby
+continues with them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,9 +39,9 @@ from embstore.storage.taking import DIRECTORY as INCOMING
 from embstore.storage.taking import ArrivedFiles, arrived
 
 FIRST_KEYS = 5
-"""Affected keys that are named of each table."""
+"""Number of affected keys that are named per table."""
 _NAMED = 5
-"""Folders with stores that are named where a store was expected."""
+"""Number of folders with stores that are named if a store was expected."""
 _KNOWN = {
     *(LOCK, IDENTITY, catalogues.PATH, lineages.PATH, shards.PATH, *ROOMS),
     *("commands", "frequency", INCOMING, "lost+found"),
@@ -50,16 +52,16 @@ Progress = Callable[[int, int], None]
 
 
 class Affected(NamedTuple):
-    """Rows of one table, as of one state, that cannot be read."""
+    """Rows of one table, in one state, that cannot be read."""
 
     label: str
-    """The label of a kept checkpoint; "": the head."""
+    """The label of a kept checkpoint; "" for the head."""
     table: str
     rows: int | None
-    """Their number, among the DAMAGED_MAX that are listed of a file; None: unknown, its index is
-    lost."""
+    """Number of these rows, among the DAMAGED_MAX that are listed per file; None: unknown, because
+    the file's index is lost."""
     first_keys: tuple[int, ...]
-    """For a sparse table ids, as unsigned numbers; none, where their file is damaged too."""
+    """The first keys; for a sparse table unsigned ids; empty if the file of ids is damaged too."""
     path: str
 
     def __str__(self) -> str:
@@ -74,22 +76,22 @@ class Affected(NamedTuple):
 
 @dataclass
 class Verification:
-    """The findings; `problems` is empty for a sound store."""
+    """The findings. `problems` is empty if the store is sound."""
 
     files: int = 0
     bytes: int = 0
     rows: int = 0
-    """Records that were checked, overwritten ones too."""
+    """Number of records that were checked, including overwritten ones."""
     commands: int = 0
-    """Records of the command log."""
+    """Number of records of the command log."""
     problems: list[str] = field(default_factory=list)
     affected: list[Affected] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
-    """Files that nothing names."""
+    """Files that the catalogue does not name."""
 
 
 def _below(files: Files) -> str:
-    """Return a hint of the stores in the folders of a directory, if it has some."""
+    """Return a hint that names the stores in the folders of a directory; "" if there are none."""
     found = [name for name in files.list("") if files.exists(f"{name}/{IDENTITY}")]
     return f"; stores are in its folders {', '.join(found[:_NAMED])}" if found else ""
 
@@ -100,11 +102,11 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
     Parameters
     ----------
     note : called with each problem when it is found
-    progress : called with the bytes read so far, and of how many
+    progress : called with the bytes read so far and their total
 
     Raises
     ------
-    StoreInUseError : a writer has the directory.
+    StoreInUseError : a writer has the store open.
     StorageError : there is no store.
     """
     if not any(map(files.exists, (IDENTITY, catalogues.PATH))):
@@ -130,7 +132,7 @@ def verify_files(
     """Check the files of log, base and ids that catalogues name, in any directory.
 
     catalogues : the catalogues of one store, by label; affected rows are reported for the head of
-        each
+        each catalogue
     """
     found = _Verifier(files, note, progress)
     reports = found.check_files(*catalogues.values())
@@ -142,7 +144,7 @@ def verify_files(
 
 
 def entries_of(*catalogues: Catalogue) -> list[Entry]:
-    """Return an entry of each file that catalogues of one store name, each file once."""
+    """Return an entry for each file that catalogues of one store name, each file once."""
     by_path: dict[str, Entry] = {}
     for catalogue in catalogues:
         parts = [part for run in catalogue.runs for part in run]
@@ -166,8 +168,8 @@ class _Verifier:
         self._note(str(problem))
 
     def read_catalogue(self) -> Catalogue | None:
-        """Check store.json and the catalogue, or those of a leader's commit that has come; return
-        the catalogue if it can be read."""
+        """Check store.json and the catalogue, or the catalogue of a received commit of a leader.
+        Return the catalogue if it can be read."""
         store_id = ""
         if not self._files.exists(IDENTITY):
             self._fail(f"{IDENTITY}: missing")
@@ -183,7 +185,7 @@ class _Verifier:
             if self._files.exists(IDENTITY):
                 self._fail(exc)
         if store_id and not any(map(self._files.exists, (catalogues.PATH, *ROOMS))):
-            return Catalogue(store_id)  # its creation was cut short: there is nothing yet
+            return Catalogue(store_id)  # its creation was interrupted, so it is still empty
         try:
             if not self._files.exists(catalogues.PATH):
                 raise CorruptTableError(f"{catalogues.PATH}: missing")
@@ -201,7 +203,7 @@ class _Verifier:
         return catalogue
 
     def check_files(self, *catalogues: Catalogue) -> dict[str, FileReport]:
-        """Check each named file; return reports of damaged ones, by path."""
+        """Check each named file; return the reports of damaged files, by path."""
         entries = entries_of(*catalogues)
         total = sum(entry.bytes for entry in entries)
         result, store_id = self.result, bytes.fromhex(catalogues[0].store_id)
@@ -228,7 +230,7 @@ class _Verifier:
         self.result.affected = affected_by(self._files, catalogue, reports)
 
     def check_commands(self, catalogue: Catalogue) -> None:
-        """Read the command log to its end; a torn tail is none, damage before it is."""
+        """Read the command log to its end. A torn tail is no problem, but damage before it is."""
         reader = RecordReader(self._files, bytes.fromhex(catalogue.store_id), catalogue.commands)
         try:
             for _ in reader:
@@ -239,7 +241,7 @@ class _Verifier:
             self._fail(cut)
 
     def check_places(self) -> None:
-        """Check the small files of standbys and shards."""
+        """Check the small files of standbys and shards, LINEAGE and SHARD."""
         for read in (lineages.read, shards.read):
             try:
                 read(self._files)
@@ -259,7 +261,10 @@ class _Verifier:
 def affected_by(
     files: Files, catalogue: Catalogue, reports: dict[str, FileReport]
 ) -> list[Affected]:
-    """Return the rows that damaged files, by path, affect in the head and each kept checkpoint."""
+    """Return the rows that damaged files affect in the head and in each kept checkpoint.
+
+    reports : the reports of damaged files, by path
+    """
     return [
         affected
         for label, state in _states(catalogue)
@@ -302,7 +307,7 @@ def _affected(
 
 
 def _keys_of(files: Files, catalogue: Catalogue, row_keys: Keys) -> tuple[int, ...]:
-    """Return the keys of rows of one table: of a sparse one, those that its files of ids have."""
+    """Return the keys of rows of one table; for a sparse table, the ids that can still be read."""
     own = [ids for ids in catalogue.ids if ids.table_id in row_keys >> KEY_BITS]
     if not own:
         return tuple((row_keys & KEY_MASK).tolist())
@@ -327,7 +332,7 @@ def _tables_within(entry: RowsEntry, names: dict[int, str]) -> list[int]:
 
 
 def _visible(files: Files, keys: Keys, entry: RowsEntry, newer: Sequence[RowsEntry]) -> Keys:
-    """Return the row keys of a file that no newer file has."""
+    """Return the row keys of a file that no newer file contains."""
     keys = _within(keys, entry)
     for other in newer:
         if not len(keys):

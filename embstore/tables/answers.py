@@ -1,13 +1,15 @@
-"""Answers of commands that clients may still send again.
+"""Answers to commands that clients may still send again.
 
-A client may send a command again across a crash, so the log has each command's origin, and the
-answers that a client may still need are kept here. A commit makes the logged commands superfluous,
-but not these answers: it begins a segment whose first record has them. They belong to an
-**instance** of the server, which ends where they are lost: clients know it by its id.
+A client may send a command again after a crash. Therefore the log contains each command's origin,
+and this module keeps the answers that clients may still need. A commit makes the logged commands
+superfluous, but not these answers: it begins a segment whose first record contains them. The
+answers belong to an **instance** of the server, which ends when they are lost. Clients recognize
+the instance by its id.
 
-**Bounds.** Each commit writes all answers, so their bytes are bounded: of one client, which loses
-its lowest sequences, and of all. They are estimated (`answer_bytes`) from the answers alone, so
-that a store that executes the same commands again forgets the same.
+**Bounds.** Each commit writes all answers, so their bytes are bounded: per client, whose answers
+with the lowest sequence numbers are dropped, and in total. The bytes are estimated (`answer_bytes`)
+from the answers alone, so that a store that executes the same commands again drops the same
+answers.
 """
 
 from collections import Counter, OrderedDict
@@ -18,19 +20,19 @@ from embstore.results import Context
 from embstore.tables.owners import Ages, owner_of
 
 CALLS_MAX = 1024
-"""Answers that are kept of one client, if they are not too long."""
+"""The most answers that are kept for one client, if their bytes allow it."""
 CLIENT_BYTES_MAX = 1 << 20
-"""Bytes of the answers that are kept of one client; one answer always is."""
+"""The most bytes of the answers kept for one client; one answer is always kept."""
 CLIENTS_MAX = 4096
-"""Clients of which answers are kept; `tables.owners` says of which ones."""
+"""The most clients whose answers are kept; `tables.owners` decides which ones."""
 ANSWERS_BYTES_MAX = 4 << 20
-"""Bytes of the answers that are kept of all clients."""
+"""The most bytes of the answers kept for all clients."""
 ANSWER_BYTES = 128
-"""Of an answer that says nothing: its origin, verb and context."""
+"""Bytes of an answer with an empty result: its origin, verb and context."""
 
 
 def answer_bytes(result: Any) -> int:
-    """Return about how many bytes an answer with this result takes."""
+    """Return the approximate bytes of an answer with this result."""
     return ANSWER_BYTES + _size(result)
 
 
@@ -59,11 +61,11 @@ class Origin(Protocol):
 
     @property
     def finished_below(self) -> int:
-        """The client has the answers of all sequences below."""
+        """The client has received the answers of all lower sequence numbers."""
 
 
 class Sent(NamedTuple):
-    """An origin that was read."""
+    """An origin that was read from the log."""
 
     client_id: str
     sequence: int
@@ -71,7 +73,8 @@ class Sent(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer of a command; `result` None: it was lost in a crash, but the command was done."""
+    """The answer to a command. `result` None: it was lost in a crash, but the command was
+    executed."""
 
     verb: str
     result: Any
@@ -79,18 +82,18 @@ class Answer(NamedTuple):
 
 
 class Remembered:
-    """The remembered calls of one client."""
+    """The remembered calls of one client, with their answers."""
 
     def __init__(self, floor: int = 1) -> None:
         self.calls: dict[int, Answer] = {}
-        """Answers by sequence."""
+        """The answers by sequence number."""
         self.floor = floor
-        """Every lower sequence has been forgotten."""
+        """All lower sequence numbers have been forgotten."""
         self.bytes = 0
         """Bytes of the answers."""
 
     def keep(self, sequence: int, answer: Answer) -> None:
-        """Keep an answer; forget the lowest ones, if they are too long together."""
+        """Keep an answer, and drop the lowest sequence numbers if the bytes exceed the bound."""
         self._drop(sequence)
         self.calls[sequence] = answer
         self.bytes += answer_bytes(answer.result)
@@ -98,7 +101,7 @@ class Remembered:
             self.forget_below(min(self.calls) + 1)
 
     def forget_below(self, sequence: int) -> None:
-        """Forget the answers of all lower sequences."""
+        """Drop the answers of all lower sequence numbers."""
         self.floor = max(self.floor, sequence)
         for old in [old for old in self.calls if old < self.floor]:
             self._drop(old)
@@ -109,17 +112,17 @@ class Remembered:
 
 
 class Answers:
-    """The answers that clients may still need, and the owners of which some are forgotten."""
+    """The answers that clients may still need, and the owners of dropped answers."""
 
     def __init__(self) -> None:
         self.clients: OrderedDict[str, Remembered] = OrderedDict()
         self.forgotten: set[str] = set()
-        """Owners of forgotten clients: their client that is not here may have had calls."""
+        """Owners of forgotten clients: an unknown client of such an owner may have had calls."""
         self._ages = Ages()
         self._bytes: Counter[str] = Counter()  # by owner
 
     def add(self, origin: Origin, answer: Answer) -> None:
-        """Keep an answer; forget those that its client has, and the clients that are too many."""
+        """Keep an answer. Drop answers that its client has, and clients beyond the bounds."""
         client = self.clients.setdefault(origin.client_id, Remembered())
         self.clients.move_to_end(origin.client_id)
         self._ages.renew(origin.client_id)
@@ -142,7 +145,7 @@ class Answers:
         self.forgotten.add(owner)
 
     def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
-        """Keep the answers read for one client."""
+        """Keep the answers that were read from the log for one client."""
         remembered = self.clients[client] = Remembered(floor)
         for sequence, answer in calls.items():
             remembered.keep(sequence, answer)

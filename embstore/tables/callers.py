@@ -1,9 +1,9 @@
-"""The keys and arrays of a command become shares of tables, in the memory where callers have them.
+"""Conversion of a command's keys and arrays to shares of tables, in the memory where they are.
 
-Arrays are the host's, or in the memory of the device that a table's rows are on. Those in the
-device's memory are used where they are: keys, gradients, outputs. Arrays of work done on the host,
-such as rows that are put, are copied there. All functions here run inside a call: the device
-follows the stream that may still be writing an array.
+Arrays are on the host, or in the memory of the device that has the table's rows. Keys, gradients
+and outputs in the device's memory are used there. Arrays for work on the host, such as rows that
+are put, are copied to the host. All functions here run inside a call: the device then follows the
+stream that may still be writing an array.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +22,19 @@ from embstore.tables.state import Share, TableState
 from embstore.tables.tables import Tables
 
 Allocate = Callable[..., Sequence[Any]]
-"""Returns arrays for the rows of tables, by their names and shapes; and, of some of the rows, by
-the positions that go with them."""
+"""Function that returns arrays for rows of tables, given the tables' names and shapes, and, for
+some of the rows, their positions."""
 Out = Sequence[Any] | Allocate | None
-"""Arrays for the rows, None for new ones; or a function that makes them from names and shapes."""
+"""Arrays for the rows, or None for new arrays; or a function that makes them from names and
+shapes."""
 _DTYPES: dict[int, Any] = {1: np.int64, 2: VALUE}
-"""The dtypes of keys and of rows, by dimensions."""
+"""The dtype of keys and of rows, by number of dimensions."""
 
 
 def lookup_shares(tables: Tables, parts: Sequence[c.TableKeys]) -> list[Share]:
     """Return the shares of a lookup of rows by key.
 
-    Raises TableNotFoundError; InvalidArgumentError: an array, or the call is too large.
+    Raises TableNotFoundError; InvalidArgumentError if an array is wrong or the call is too large.
     """
     shares, size = [], 0
     for part in parts:
@@ -49,9 +50,9 @@ def lookup_shares(tables: Tables, parts: Sequence[c.TableKeys]) -> list[Share]:
 
 
 def gradient_shares(tables: Tables, parts: Sequence[c.TableGradients]) -> list[Share]:
-    """Return the shares of an update; gradients must be as wide as the tables' rows.
+    """Return the shares of an update. Gradients must be as wide as the tables' rows.
 
-    Raises as `lookup_shares`.
+    Raises the errors of `lookup_shares`.
     """
     shares, size = [], 0
     for part in parts:
@@ -70,13 +71,13 @@ def gradient_shares(tables: Tables, parts: Sequence[c.TableGradients]) -> list[S
 def outputs_of(
     shares: Sequence[Share], out: Out, counts: Sequence[int] | None = None
 ) -> tuple[list[Rows | Array], Sequence[Any]]:
-    """Return arrays for the rows of each share: as they are written to, and as the caller has given
-    them; new ones on the host where it gave none.
+    """Return the arrays for the rows of each share twice: as kernels write them, and as the caller
+    gave them. Where the caller gave none, they are new arrays on the host.
 
-    counts : rows of each; None: one a key
+    counts : number of rows of each share; None: one per key
 
-    With keys in the device's memory `out` must be given: an array made here would be freed with the
-    caller's last reference, while its streams may still use it.
+    With keys in the device's memory `out` must be given. An array made here would be freed with the
+    caller's last reference, while the caller's streams may still use it.
     """
     if counts is None:
         counts = [len(share.keys) for share in shares]
@@ -101,7 +102,7 @@ def outputs_of(
 
 
 def keys_of(table: TableState, keys: Any) -> Keys | Array:
-    """Return (n,) int64 keys."""
+    """Return keys as (n,) int64, on the host or on the device."""
     if isinstance(keys, np.ndarray):
         return keys
     adopted = _in_memory(table, keys, np.int64, 1, "keys")
@@ -109,7 +110,7 @@ def keys_of(table: TableState, keys: Any) -> Keys | Array:
 
 
 def gradients_of(table: TableState, rows: Any, count: int) -> Rows | Array:
-    """Return (count, dim) float32 gradients, in normal form before (`embstore.checks`)."""
+    """Return (count, dim) float32 gradients; `embstore.checks` has made them normal before."""
     shape = count, table.dim
     if isinstance(rows, np.ndarray) and rows.shape == shape:
         return rows
@@ -118,7 +119,7 @@ def gradients_of(table: TableState, rows: Any, count: int) -> Rows | Array:
 
 
 def bag_gradients(rows: Rows | Array, bags: c.Bags) -> Gradients:
-    """Return the gradients of the keys in bags from the bags' gradients, (bags, dim)."""
+    """Return the gradients of the keys in bags, given the bags' gradients, (bags, dim)."""
     counts = np.diff(bags.offsets)
     source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     if bags.mode == "mean":
@@ -127,7 +128,7 @@ def bag_gradients(rows: Rows | Array, bags: c.Bags) -> Gradients:
 
 
 def host_rows_of(table: TableState, rows: Any, shape: tuple[int, int], what: str) -> Rows:
-    """Return float32 rows on the host; where they are in the device's memory, a copy."""
+    """Return float32 rows on the host; rows in the device's memory are copied."""
     adopted = _adopted(table, rows, shape, what)
     if adopted is not None:
         rows = table.pool.device.memory.download(adopted).reshape(shape)
@@ -135,7 +136,7 @@ def host_rows_of(table: TableState, rows: Any, shape: tuple[int, int], what: str
 
 
 def on_host(device: Device) -> Callable[[Any], Any]:
-    """Return the function that copies a caller's keys or rows from the device to the host."""
+    """Return a function that copies a caller's keys or rows from the device to the host."""
 
     def copied(array: Any) -> Any:
         try:
@@ -144,14 +145,14 @@ def on_host(device: Device) -> Callable[[Any], Any]:
         except Exception:  # any error of its library
             adopted = None
         if adopted is None:
-            return np.empty(0, np.int64)  # the command itself is refused for it, in its own words
+            return np.empty(0, np.int64)  # executing the command will raise its error
         return device.memory.download(adopted).reshape(shape).copy()
 
     return copied
 
 
 def output_of(table: TableState, out: Any, count: int) -> Rows | Array:
-    """Return the array for `count` rows: the caller's, or a new one on the host."""
+    """Return the array for `count` rows: the caller's array, or a new array on the host."""
     shape = count, table.dim
     adopted = None if out is None else _adopted(table, out, shape, "out", write=True)
     return as_out(out, shape, table.name) if adopted is None else adopted
@@ -160,7 +161,7 @@ def output_of(table: TableState, out: Any, count: int) -> Rows | Array:
 def _adopted(
     table: TableState, rows: Any, shape: tuple[int, int], what: str, *, write: bool = False
 ) -> Array | None:
-    """Return a caller's rows that are in the device's memory; None for rows of the host."""
+    """Return a caller's rows that are in the device's memory; None: the rows are on the host."""
     adopted = _in_memory(table, rows, np.float32, 2, what, write=write)
     if adopted is not None and (len(adopted), adopted.width) != shape:
         raise refusal(table.name, f"{what} of shape {shape}", (len(adopted), adopted.width))

@@ -1,32 +1,32 @@
-"""The command log, a write-ahead log of commands: on the disk before they are acknowledged.
+"""The command log, a write-ahead log of commands: a command is logged before it is acknowledged.
 
-A store is a pure function of its commands (docs/contract.md, rule 5). Therefore uncommitted changes
-need not be lost in a crash, if the commands are kept: opening the store executes them again
+A store is a pure function of its commands (docs/contract.md, rule 5). Uncommitted changes therefore
+survive a crash if the commands are logged: opening the store executes them again
 (`embstore.engine.recovery`), through the same executor, with the same bits. The levels of
-**durability** define an acknowledgement:
+**durability** define when a command is acknowledged:
 
     checkpoint   only the last commit survives a crash; nothing is logged
-    interval     a command is acknowledged at once; it is written soon, and synced every so often: a
-                 crash loses what came since
+    interval     a command is acknowledged at once; it is written soon, and the log is synced at
+                 an interval: a crash loses the commands since the last sync
     commands     a command is acknowledged when it is on the disk
 
-A command is appended as it is counted, inside its call, so the log's order is the store's; a thread
-writes and syncs it, while the next command is applied already. Only the acknowledgement waits.
+A command is appended when it gets its number, inside its call, so that the order of the log is the
+order of the store. A thread writes and syncs the log while the next command is already applied.
+Only the acknowledgement waits.
 
 An update is logged in its summed form: each key once, with the scaled sum of its gradients (rules 2
-and 4), as the engine has just computed them, and a scale of 1. For a Zipf batch that is a third of
-the bytes; and the arrays are the log's own, so that callers need not keep theirs until they were
-read.
+and 4), as the engine has just computed it, and a scale of 1. For a Zipf-distributed batch this
+takes a third of the bytes. The arrays belong to the log, so that callers need not keep their arrays
+until they are written.
 
-The answers that clients may still need are in the log, too (answers.py).
+The log also contains the answers that clients may still need (answers.py).
 
-**Labels** are in the catalogue; the log records them for standbys: a label that was made, and, when
-one was dropped or protected, all labels that are kept since. The latter record is written again
-whenever the log is opened: a crash may have come between the catalogue and the record.
+**Labels** are in the catalogue. The log records them for standbys: a label that was made, and,
+after a label was dropped or protected, all labels that are kept. The latter record is written again
+whenever the log is opened, because a crash may have come between the catalogue and the record.
 
 A look-ahead step is logged by its effect: an update of the tables' keys, and the session's new
-place.
-
+resume position.
 """
 
 from base64 import b64encode
@@ -56,7 +56,7 @@ from embstore.tables.answers import Answer, Origin
 from embstore.tables.logged import Codec, Logged, Memory, SessionPlace, framed, read_record
 
 _FORGOTTEN_BYTES_MAX = 8192
-"""A name has at most 255 characters, each of which JSON may write in twelve."""
+"""A session's name has at most 255 characters, each of which JSON may write in twelve bytes."""
 
 
 class CommandLog:
@@ -65,9 +65,9 @@ class CommandLog:
 
     Parameters
     ----------
-    memory, read : the log's content at the opening of the store (`read_log`)
+    memory, read : content of the log when the store was opened (`read_log`)
     number : number of the last command
-    sync_every_s : interval of level "interval"
+    sync_every_s : interval in seconds of level "interval"
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class CommandLog:
         self.origin: Origin | None = None
         """The origin of the call that has the engine."""
         self.replay_s = 0.0
-        """The approximate seconds of a replay: the time of the uncommitted commands."""
+        """The approximate seconds that a replay of the uncommitted commands would take."""
         self.received: Record | None = None
-        """The record of a leader's log that is executed: it is appended as it came."""
+        """The record of a leader's log whose command is executed; it is appended unchanged."""
         self._codec = codec
         self._storage = storage
         self._on_host = on_host
@@ -122,10 +122,10 @@ class CommandLog:
     def begin(
         self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
     ) -> Callable[[int, int], None]:
-        """Reserve room for a command; return the function that appends it, once it has its number,
-        with its life. `is_own`: the log owns its arrays.
+        """Reserve space for a command; return the function that appends it, given its number and
+        life. `is_own`: the log owns the command's arrays.
 
-        Raises CapacityError: nothing has changed.
+        Raises CapacityError if there is no space; nothing has changed.
         """
         began = perf_counter()
         if self.received is not None:
@@ -152,26 +152,26 @@ class CommandLog:
         self.replay_s += perf_counter() - began
 
     def answered(self, command: Command[Any], result: Any, context: Context) -> None:
-        """Keep the answer of the call that has the engine. Replaying computes it again, except
-        after a restore, whose answer has a new epoch."""
+        """Keep the answer of the call that has the engine. A replay computes the same answer again,
+        except after a restore, whose answer has a new epoch."""
         if self.origin is not None:
             answer = Answer(type(command).__name__, command.short_answer(result), context)
             self.memory.answers.add(self.origin, answer)
 
     def reserve_forgotten(self) -> None:
-        """Set aside room for `append_forgotten`; CapacityError: nothing has changed."""
+        """Reserve space for `append_forgotten`. Raises CapacityError if there is none."""
         self.files.reserve(_FORGOTTEN_BYTES_MAX)
 
     def append_forgotten(self, session: str, number: int) -> None:
-        """Append that a session begins anew."""
+        """Append a record which states that the resume position of a session is forgotten."""
         self.files.append(FORGOTTEN, number, framed({"session": session}))
 
     def reserve_labels(self, checkpoints: Sequence[KeptState]) -> None:
-        """Set aside room for `append_labels`; CapacityError: nothing has changed."""
+        """Reserve space for `append_labels`. Raises CapacityError if there is none."""
         self.files.reserve(sum(map(len, self._labels(checkpoints))))
 
     def append_labels(self, checkpoints: Sequence[KeptState], number: int) -> None:
-        """Append which checkpoints are kept, and which of them are protected."""
+        """Append a record of the checkpoints that are kept, and which of them are protected."""
         self.files.append(LABELS, number, self._labels(checkpoints))
 
     def _labels(self, checkpoints: Sequence[KeptState]) -> list[Part]:
@@ -182,22 +182,22 @@ class CommandLog:
         return framed(head)
 
     def read(self, record: Record) -> Logged:
-        """Return the content of a record of a leader's log; keep its answers."""
+        """Return the content of a record of a leader's log, and keep its answers."""
         return read_record(record, self._codec, self.memory, self._storage.catalogue)
 
     def append_received(self, record: Record) -> None:
-        """Append a record of a leader's log that is no command."""
+        """Append a record of a leader's log that is not a command."""
         self.files.reserve(len(record.body))
         self.files.append(record.kind, record.command, [record.body])
 
     # Commits
 
     def before_commit(self, number: int, label: dict[str, Any] | None) -> command_records.Place:
-        """Begin a segment with the answers, which a commit does not have; return its end once it is
-        durable.
+        """Begin a segment with the answers, which are not part of a commit; return the end of the
+        log, once it is durable.
 
-        A checkpoint's own answer is not there yet: its origin is stored with the label, which the
-        catalogue has if it was made.
+        The answer of a checkpoint does not exist yet. Its origin is stored with the label; the
+        catalogue has the label if the checkpoint was made.
         """
         self.files.segments.end()
         if label is not None and self.origin is not None:
@@ -211,7 +211,7 @@ class CommandLog:
         return synced
 
     def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
-        """Append the label that was made, for standbys, and remove committed segments."""
+        """Append a record of the label that was made, for standbys; delete committed segments."""
         if label is not None:
             self.files.append(CHECKPOINT, number, framed(label))
         commands = self._storage.catalogue.commands
@@ -225,7 +225,7 @@ class CommandLog:
         self.files.append(CHECKPOINT, number, parts)
 
     def append_answers(self, number: int, label: dict[str, Any] | None = None) -> None:
-        """Append all answers that clients may still ask for; `label` is about to be made."""
+        """Append all answers that clients may still need; `label` is about to be made."""
         answers = self.memory.answers
         clients = [
             [
@@ -256,22 +256,22 @@ class CommandLog:
 
     @property
     def is_durable(self) -> bool:
-        """Whether an acknowledged command is on the disk, so that no crash loses one."""
+        """Whether commands are acknowledged only on the disk, so that a crash loses none."""
         return self.level == "commands"
 
     @property
     def mark(self) -> int:
-        """The mark that must be durable before an acknowledgement given now; 0: none."""
+        """The mark that must be durable before an acknowledgement that is given now; 0: none."""
         return self.files.appended if self.is_durable else 0
 
     def wait(self) -> None:
-        """Return when commands appended by now may be acknowledged, and callers' arrays changed.
-        Any thread."""
+        """Return when the commands appended so far can be acknowledged, and the callers can change
+        their arrays. Any thread."""
         if self.is_durable:
             self.files.wait(self.files.appended)
         else:
             self.files.wait(self._borrowed, written=True)
 
     def close(self) -> None:
-        """Write and sync waiting records, and end."""
+        """Write and sync waiting records, and close the log."""
         self.files.close()

@@ -1,15 +1,15 @@
-"""A table's digest, kept up to date by block (contract.md, rule 11).
+"""A table's digest, maintained by block (contract.md, rule 11).
 
 The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
-calls, together with the blocks written since; so only those blocks are hashed again. Before the
-first call nothing is kept, and a table without digests pays nothing.
+calls, together with the set of blocks written since, so that only these blocks are hashed again.
+Before the first call nothing is kept, so that a table without digests has no cost.
 
-**In slices.** A digest is of the table as of the digest's begin: at one command. Its rows are read
-in slices (slices.py), in the order of their keys, which is the order of the base's files; rows that
-commands change before they are read are copied first (row_snapshot.py). Two threads read the disk
-and hash, without the engine. One digest runs at a time.
+**In slices.** A digest covers the table as of one command, when the digest begins. Its rows are
+read in slices (slices.py), in the order of their keys, which is the order of the base's files. Rows
+that commands change before they are read are copied first (row_snapshot.py). Two threads read the
+disk and hash, without the engine. Only one digest runs at a time.
 
-A digest that is ended early leaves the kept leaves, and the set of blocks to hash again, unchanged.
+A digest that is ended early does not change the kept leaves, nor the set of blocks to hash again.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _BLOCK_SHIFT = BLOCK_KEYS.bit_length() - 1
 
 
 class KeySet:
-    """A set of non-negative int64, added to by the thousand."""
+    """A set of non-negative int64, to which keys are added in large batches."""
 
     def __init__(self) -> None:
         self._keys: Keys = np.full(1 << 10, EMPTY_KEY)
@@ -53,30 +53,30 @@ class KeySet:
 
 
 class TableDigest:
-    """The leaves of one table. With the engine, but for `compute`."""
+    """The leaves of one table. With the engine, except `compute`."""
 
     def __init__(self) -> None:
         self._blocks: Keys | None = None  # ascending; None until the first digest
         self._leaves: NDArray[np.uint8] = np.empty((0, 32), np.uint8)
         self._changed = KeySet()
         self.reading: Reading | None = None
-        """The rest that the running digest has to read; None: none runs."""
+        """The rows that the running digest still has to read; None: no digest runs."""
 
     def note_written(self, keys: Keys) -> None:
         """Remember that these row keys of the table were written."""
         self._changed.add(keys, _BLOCK_SHIFT)
 
     def begin(self, pool: Pool, table_id: int) -> None:
-        """Begin a digest of the table as it is now."""
+        """Begin a digest of the table in its present state."""
         pool.followers.download()
         pool.followers.follow(table_id, self.note_written)
         changed = None if self._blocks is None else self._changed.members()
         reading, nothing = Reading(pool, table_id, changed), KeySet()
-        self.reading, self._changed = reading, nothing  # together, should memory have ended before
+        self.reading, self._changed = reading, nothing  # together, after all allocations
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
-        """Return the digest that was begun, 64 hexadecimal digits; hash the blocks changed since
-        the last. An error of `slices` ends it."""
+        """Return the digest that was begun, as 64 hexadecimal digits. It hashes the blocks that
+        have changed since the last digest. An error from `slices` ends it."""
         reading, is_done = self.reading, False
         assert reading is not None
         try:
@@ -93,14 +93,14 @@ class TableDigest:
                 if is_done:
                     self._blocks, self._leaves = blocks, kept
                 elif self._blocks is not None:
-                    known, self._blocks = self._blocks, None  # should memory end here
+                    known, self._blocks = self._blocks, None  # in case memory runs out here
                     self._changed.add(reading.changed, 0)
                     self._blocks = known
         return root(identity, t, blocks - reading.first_block, kept)
 
     def records(self, table_id: int, low: int, count: int) -> bytes:
-        """Return the first `count` leaves of blocks >= low, as the root has them; after `compute`,
-        with nothing computed since."""
+        """Return the first `count` leaves of blocks >= low, in the form of the root. Only after
+        `compute`, and before the next digest is computed."""
         assert self._blocks is not None
         first_block = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         begin = int(np.searchsorted(self._blocks, first_block + min(low, KEY_MASK)))
@@ -109,22 +109,23 @@ class TableDigest:
 
 
 class Reading:
-    """The rows of one table as they were when this was made, read block by block, and hashed."""
+    """The rows of one table as they were when this object was made, read block by block, and
+    hashed."""
 
     def __init__(self, pool: Pool, table_id: int, changed: Keys | None) -> None:
         self.first_block = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         self.changed = np.empty(0, np.int64) if changed is None else changed
-        """The blocks to read, ascending, where leaves were kept of others."""
+        """The blocks to read, ascending; empty if all blocks are read."""
         self._is_whole = changed is None
         self._pool = pool
         self._table_id = table_id
-        self._next_block = self.first_block  # those below have been read
+        self._next_block = self.first_block  # all lower blocks have been read
         self._aside = RowSnapshot(pool)
         self._deleted: list[Keys] = []
 
     def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
-        """Copy rows that are about to change, or to be deleted, and are still to be read. With the
-        engine."""
+        """Copy rows that are about to be changed or deleted, and that are still to be read. With
+        the engine."""
         blocks = keys >> _BLOCK_SHIFT
         wanted = blocks >= self._next_block
         if not self._is_whole:
@@ -134,7 +135,7 @@ class Reading:
             self._deleted.append(keys)
 
     def leaves(self, slices: Slices) -> tuple[Keys, NDArray[np.uint8]]:
-        """Return the blocks that had a written row, of those that are to be read, and the leaf of
+        """Return the blocks that had a written row, among the blocks to be read, and the leaf of
         each."""
         written: WrittenKeys | None = None
         blocks = self.changed
@@ -158,8 +159,8 @@ class Reading:
     def _pieces(
         self, blocks: Keys, written: WrittenKeys | None, slices: Slices
     ) -> Iterator[tuple[slice, Keys]]:
-        """Yield the work of each slice: some of the blocks, and the row keys in them that may be
-        written."""
+        """Yield the work of each slice: a range of the blocks, and the row keys in them that can be
+        written rows."""
         record_bytes = self._pool.layout.record_bytes
         rows_max = slice_rows(self._pool.layout)
         step = max(1, AHEAD_BYTES // (BLOCK_KEYS * record_bytes))
@@ -192,7 +193,7 @@ class Reading:
         found: NDArray[np.uint8],
         is_there: NDArray[np.bool_],
     ) -> None:
-        """Read rows, and write the leaves of their blocks."""
+        """Read rows, and compute the leaves of their blocks."""
         rows, was_written = earlier.read()
         keys = keys[was_written]
         cuts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))

@@ -1,19 +1,19 @@
-"""The frame of every call: one after the other, on a store that is open and usable.
+"""The frame of every call: calls run one after the other, on a store that is open and usable.
 
-The engine is single-threaded: a call of any thread takes the one lock, and calls of other threads
-wait for it. Before a call the store is checked to be usable, and a finished merge is installed;
-after each acknowledged command that writes, the **command number** grows by one, and the command is
-logged, where the store has a command log.
+The engine is single-threaded: a call on any thread takes the one lock, and calls on other threads
+wait for it. Before a call the frame checks that the store is usable, and installs a finished merge.
+After each acknowledged command that writes, the **command number** grows by one, and the command is
+logged if the store has a command log.
 
-No call runs inside another: a signal handler may try, and may only close. An interrupt can strike
-between any two lines, where memory may be half changed; so it fails the store, which opens again at
-its last commit.
+No call runs inside another. A call from a signal handler gets an error, unless it is `close`.
+An interrupt can occur between any two lines, where memory may be half changed. Therefore it fails
+the store, which opens again at its last commit.
 
 **No memory.** A call usually runs out of memory when it allocates its arrays, before anything has
-changed, and is refused then (CapacityError), like one that finds no room on the disk. A call that
-changes data in parts announces it (`Storage.begin_change`): from there to the end of the call, and
+changed. It is then refused (CapacityError), as a call that finds no space on the disk. A call that
+changes data in parts announces it (`Storage.begin_change`): from then to the end of the call, and
 inside `irreversible`, a lack of memory fails the store. All other code leaves rows, cache and log
-whole wherever memory ends: it allocates first, then changes.
+intact wherever memory runs out: it allocates first, then changes.
 """
 
 import errno
@@ -55,22 +55,22 @@ _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less 
 
 @dataclass(frozen=True)
 class Lease:
-    """Writes that are paused for a while."""
+    """A lease of paused writes, which limits the pause in time."""
 
     by: str
     why: str
-    """The message with which a command that writes is refused."""
+    """The message of the error that refuses a command that writes."""
     until: float
-    """The end, by the monotonic clock."""
+    """The end of the lease, by the monotonic clock."""
 
     @property
     def is_live(self) -> bool:
-        """Whether they still are."""
+        """Whether writes are still paused by this lease."""
         return monotonic() < self.until
 
 
 class Frame:
-    """The turns of one store's calls. Any thread."""
+    """Runs the calls of one store, one at a time. Any thread."""
 
     def __init__(self, storage: Storage, device: Device) -> None:
         self.storage = storage
@@ -80,33 +80,34 @@ class Frame:
         self.lives = storage.catalogue.lives
         """The lives of all commands so far; see `embstore.storage.lives`."""
         self.life = lives.new_id()
-        """The life that gives the next command its number: this process's, or, of a command that is
-        executed again, its own."""
+        """The life that gives the next command its number: the life of this process, or, for a
+        command that is executed again, the command's own life."""
         self.log: CommandLog | None = None
-        """Where commands are logged; None: nowhere."""
+        """The command log; None: commands are not logged."""
         self.is_covered = False
         """Whether acknowledged commands survive a crash without a commit."""
         self.after_writes: list[Callable[[], Callable[[], None] | None]] = []
         """Weak references to functions called at the end of each command that writes."""
         self.paused = ""
-        """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
-        Set inside a call."""
+        """Why commands that write are refused, for example on a shard whose partitions move; "":
+        they are accepted. Set inside a call."""
         self.lease: Lease | None = None
-        """While it runs, no writes are taken, independently of `paused`. Set inside a call."""
+        """While it is live, commands that write are refused, independently of `paused`. Set inside
+        a call."""
         self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
-        """Returns whether a command that writes is taken all the same, by the place that a step of
-        its session reaches."""
+        """Function that returns whether a command that writes is accepted despite a pause, given
+        the resume position that a session's step reaches."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
         self._is_busy = False  # a call is running
         self._appends: Callable[[int, int], None] | None = None  # of the running command
-        self._place: SessionPlace | None = None  # likewise
-        self._close: Callable[[], None] | None = None  # asked for inside the running call
+        self._place: SessionPlace | None = None  # of the running command
+        self._close: Callable[[], None] | None = None  # requested inside the running call
         self._process = os.getpid()
 
     def reading(self) -> AbstractContextManager[None]:
-        """Run a call that changes no row; StoreClosedError after `close` or a failure."""
+        """Run a call that changes no row. Raises StoreClosedError after `close` or a failure."""
         return self._call()
 
     def writing(
@@ -116,29 +117,29 @@ class Frame:
         *,
         even_paused: bool = False,
     ) -> AbstractContextManager[None]:
-        """Run a command that writes, counted and logged if it does not raise; not in a read-only
-        store.
+        """Run a command that writes. If it does not raise, it is counted and logged. Not in a
+        read-only store.
 
-        command : a command with the same effect; None: no row or table changes; LATER: the argument
-            of `logs`, called inside
-        place : the session's place afterwards
-        even_paused : also while writes are paused
+        command : command to log, with the same effect; None: no row or table changes; LATER: the
+            command is passed to `logs` inside the call
+        place : the session's resume position after the command
+        even_paused : whether the command runs while writes are paused
 
-        Raises WritesPausedError: they are.
+        Raises WritesPausedError if writes are paused.
         """
         return self._call((command, place), even_paused=even_paused)
 
     def logs(self, command: Command[Any]) -> None:
-        """Log a command, which owns its arrays, for the running call, before it changes anything.
+        """Log a command, which owns its arrays, for the running call, before anything changes.
 
-        Raises CapacityError: there is no room for it in the log.
+        Raises CapacityError if the log has no space for the command.
         """
         if self.log is not None:
             self._appends = self.log.begin(command, self._place, is_own=True)
 
     @contextmanager
     def background(self) -> Iterator[None]:
-        """Run work that can wait: calls that wait for the lock go first, for a while."""
+        """Run work that can wait: calls that wait for the lock go first, for a short time."""
         patience = monotonic() + _PATIENCE_S
         while self._waiting and monotonic() < patience:
             sleep(_PAUSE_S)
@@ -147,7 +148,7 @@ class Frame:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a call has the lock now, or a slice of longer work."""
+        """Whether a call, or a slice of longer work, has the lock now."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
             return False
@@ -155,7 +156,7 @@ class Frame:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a call waits for the one that runs."""
+        """Whether a call waits for the running call."""
         return bool(self._waiting)
 
     @contextmanager
@@ -202,37 +203,38 @@ class Frame:
                     self.close(self._close)
 
     def stand_at(self, command: int) -> None:
-        """Go on behind a command of another store's history, in a life that begins with it: this
-        process may have given that number before. Inside a call."""
+        """Continue after a command of another store's history, in a new life that begins with this
+        command: this process may have used its number before. Inside a call."""
         self.command_number, self.life = command, lives.new_id()
         before = tuple(one for one in self.lives if one.first < command)
         self.lives = lives.numbered(before, self.life, command)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the engine for several calls. Waits for the lock, noticed by work that lets calls go
-        first."""
+        """Take the engine for several calls. While this waits for the lock, `background` work lets
+        it go first."""
         self._check_process()
         token = object()
         self._waiting.add(token)
         try:
-            with self._lock:  # any interrupt leaves it free
+            with self._lock:  # an interrupt at any point leaves it free
                 self._waiting.discard(token)
                 yield
         finally:
             self._waiting.discard(token)
 
     def pause(self, why: str) -> None:
-        """Take no commands that write; "": take them again. Inside a call, or before the first."""
+        """Refuse commands that write, for the reason `why`; "": accept them again. Inside a call,
+        or before the first."""
         self.paused, self.may_pass = why, _nothing
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing may be written."""
+        """Whether writes are paused."""
         return bool(self.paused) or (self.lease is not None and self.lease.is_live)
 
     def check_paused(self) -> None:
-        """Raise WritesPausedError while nothing may be written."""
+        """Raise WritesPausedError if writes are paused."""
         if self.paused:
             raise WritesPausedError(self.paused)
         if self.lease is not None and self.lease.is_live:
@@ -241,7 +243,7 @@ class Frame:
     def _begin_writing(
         self, command: Command[Any] | None, place: SessionPlace | None, *, even_paused: bool
     ) -> None:
-        """Make sure that a command may write, and can be logged."""
+        """Check that a command may write, and reserve space for it in the log."""
         if not even_paused and self.is_paused and not self.may_pass(place):
             self.check_paused()
         if not self.is_covered:
@@ -251,11 +253,12 @@ class Frame:
             self._appends = self.log.begin(command, place)
 
     def _end_raised(self, exc: BaseException, *, is_writing: bool) -> CapacityError | None:
-        """End a call that raised: the device's work may refer to the caller's arrays, so it is
-        waited for; and the store fails if the call was cut off, or the device is lost.
+        """End a call that raised. Wait for the device, whose queued work may refer to the caller's
+        arrays. Fail the store if the call was cut off, or if the device is lost.
 
-        A command is also cut off by any exception of a signal handler: it may have changed rows.
-        Returns the error that refuses the call in place of `exc`, if it may be refused.
+        Any exception that is not one of the store's errors cuts off a command, for example one from
+        a signal handler: the command may have changed rows. Return the error that refuses the call
+        in place of `exc`, if the call can be refused.
         """
         refusal = None
         if _is_lack(exc) and not self.storage.is_changing:
@@ -269,12 +272,13 @@ class Frame:
         except DeviceError as lost:
             exc = lost
         if isinstance(exc, DeviceError) and self.device.is_lost:
-            self.storage.fail(exc)  # its rows are logged no more
+            self.storage.fail(exc)  # rows on the lost device can no longer be logged
         return refusal
 
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:
-        """Have the engine for a command and the answer that is kept of it: no commit in between."""
+        """Take the engine for a command and for keeping its answer, so that no commit comes
+        between."""
         with self.turn():
             if self.log is not None:
                 self.log.origin = origin
@@ -286,19 +290,21 @@ class Frame:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at the store while no call is changing it; also inside a call."""
+        """Take the lock to look at the store while no call changes it; also inside a call."""
         self._check_process()
         with self._lock:
             self._check_open()
             yield
 
     def check_open(self) -> None:
-        """Raise StoreClosedError if the store is closed, or another process's. Takes no lock."""
+        """Raise StoreClosedError if the store is closed, or if this process is a fork. Takes no
+        lock."""
         self._check_process()
         self._check_open()
 
     def _check_process(self) -> None:
-        """Before any lock: a fork has locks of other threads, and no thread to release them."""
+        """Run before any lock is taken: a fork inherits locks of other threads, and has no thread
+        to release them."""
         if os.getpid() != self._process:
             raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
 
@@ -307,9 +313,9 @@ class Frame:
             raise StoreClosedError("the store is closed; open it again")
 
     def close(self, last: Callable[[], None]) -> None:
-        """Run `last` as the last call; inside a running call, at its end. Once only.
+        """Run `last` as the last call, only once; inside a running call, run it at the call's end.
 
-        In a forked child nothing is run: all that is open is its parent's.
+        In a forked child nothing is run, because all open files and memory belong to its parent.
         """
         if os.getpid() != self._process:
             self.is_closed = True
@@ -325,7 +331,7 @@ class Frame:
 
 
 def _nothing(place: SessionPlace | None) -> bool:
-    """Let no command pass."""
+    """Accept no command."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""Rows that a digest reads in slices, and hashes in threads of its own meanwhile."""
+"""Threads that hash the rows of a digest, while the digest reads further rows in slices."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,24 +9,24 @@ from typing import Any
 from embstore.layout import Layout
 
 SLICE_ROWS = 1 << 14
-"""Rows that are looked for in a slice; of a dense table, and some of one more block. Less where
-calls wait."""
+"""The most rows that a slice looks for; for a dense table it can exceed this by part of a block.
+Slices are smaller while calls wait."""
 _SLICE_BYTES = 4 << 20
-"""Bytes of rows that are copied in a slice, at most approximately."""
+"""The approximate most bytes of rows that are copied in a slice."""
 AHEAD_BYTES = 32 << 20
-"""Rows that are prefetched from the disk at a time, at most, while the ones before are hashed."""
+"""The most bytes of rows that are read ahead from the disk while earlier rows are hashed."""
 HASH_THREADS = 2
 
 
 def slice_rows(layout: Layout) -> int:
-    """Return how many rows are looked for in a slice where no call waits."""
+    """Return the number of rows that a slice looks for while no call waits."""
     return min(SLICE_ROWS, max(1, _SLICE_BYTES // layout.record_bytes))
 
 
 @contextmanager
 def hashing() -> Iterator[Callable[..., None]]:
-    """Yield a function that has `work(*arguments)` done in one of the threads, and waits where much
-    is to be done; at the end all is."""
+    """Yield a function that submits `work(*arguments)` to the threads. It waits if too much work is
+    pending; at the end of the context all work is done."""
     pending: deque[Future[None]] = deque()
     ahead = max(HASH_THREADS, AHEAD_BYTES // _SLICE_BYTES)
     with ThreadPoolExecutor(HASH_THREADS) as threads:

@@ -1,8 +1,8 @@
 """The device of an embedded store, lent to its trainer (`embstore.handles.lent`).
 
-Rows lie in slots of the device's memory, outside the cache, and are read and updated by the same
-kernels as the store's rows. An update that takes effect later is made in other slots: rows are
-copied there, updated, and copied back.
+Rows are in slots of the device's memory, outside the cache. The same kernels read and update them
+as the store's rows. An update that takes effect later uses other slots: the rows are copied there,
+updated, and copied back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,11 @@ from embstore.layout import VALUE, Layout
 from embstore.tables.callers import bag_gradients
 
 _ROWS_MAX = 1 << 40
-"""Slots are named as keys of a table that has more rows than that."""
+"""Slots are passed to kernels as keys of a table that has more rows than there can be slots."""
 _SLAB_BYTES = 4 << 20
-"""Approximate size of an allocation of slots."""
+"""Approximate bytes of one allocation of slots."""
 _LEAST_SLOTS = 256
-"""Slots of an allocation, at least."""
+"""The least number of slots in an allocation."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ class Lent:
         return QueuedLentRows(self, config, count)
 
     def named(self, slots: Slots) -> Batch:
-        """Return a batch of slots, each a position; `unique_keys` has them. In a turn."""
+        """Return a batch of slots, one per position; `unique_keys` contains the slots. With
+        the engine."""
         return self.device.keys.distinct([(0, _ROWS_MAX, slots)])
 
     def spread(self, batch: Batch, inverse: NDArray[np.int32]) -> Batch:
-        """Return a batch with these positions, places among its slots. In a turn."""
+        """Return a batch with positions `inverse`, indices among its slots. With the engine."""
         return replace(
             batch,
             inverse=self.device.memory.upload(np.ascontiguousarray(inverse, np.int32)),
@@ -83,7 +84,7 @@ class Lent:
         return bag_gradients(self._taken(table, given.rows, shape), given.bags)
 
     def _taken(self, table: str, rows: Any, shape: tuple[int, int]) -> Rows | Array:
-        """Return a trainer's gradients as kernels take them, checked. In a turn."""
+        """Return a trainer's gradients, checked, in the form that kernels use. With the engine."""
         try:
             there = self.device.memory.adopt(rows, VALUE, 2)
         except InvalidArgumentError as exc:
@@ -109,11 +110,11 @@ class Lent:
 
 
 class _Shown:
-    """An array of the device with the interface of other libraries. A reader uses the device in its
-    turn, after the work that made it: there is no stream to follow."""
+    """An array of the device, with the array interface of other libraries. Its reader uses it with
+    the engine, after the work that made the array, so there is no stream to wait for."""
 
     def __init__(self, array: Any) -> None:
-        self._array = array  # keeps its memory
+        self._array = array  # keeps the memory alive
         self.__cuda_array_interface__ = {
             "shape": (len(array), array.width),
             "typestr": VALUE.str,
@@ -124,7 +125,7 @@ class _Shown:
 
 
 class _SlotMemory:
-    """Slots of one layout; there may be more. In a turn."""
+    """Slots of one layout, at least as many as were asked for. With the engine."""
 
     def __init__(self, lent: Lent, layout: Layout) -> None:
         self._memory = lent.device.memory
@@ -136,11 +137,11 @@ class _SlotMemory:
         self._memory.reserve_slots(self.there, 0, self._memory.slots_max, self._slab_slots)
 
     def grow(self, count: int) -> None:
-        """Grow to `count`, if there are fewer.
+        """Grow to `count` slots, if there are fewer.
 
         Raises
         ------
-        CapacityError : the device has no such memory.
+        CapacityError : the device does not have enough memory.
         """
         if count > self._count:
             high = -(-count // self._slab_slots) * self._slab_slots
@@ -149,18 +150,18 @@ class _SlotMemory:
 
 
 class _Copies:
-    """Says that the rows of an update are in the slots of copies."""
+    """A marker that the rows of an update are in the slots of copies."""
 
 
 class QueuedLentRows:
     """The `LentRows` of a device that queues work."""
 
     def __init__(self, lent: Lent, config: TableConfig, count: int) -> None:
-        """Have `count` slots.
+        """Allocate `count` slots.
 
         Raises
         ------
-        CapacityError : the device has no such memory.
+        CapacityError : the device does not have enough memory.
         """
         self._lent = lent
         self._layout = Layout(config.dim, config.state_dim, config.optimizer.kind)
@@ -264,7 +265,7 @@ class QueuedLentRows:
 
 
 def _parameters(scalars: Rows) -> TableParameters:
-    """Return an update's parameters for a pool that has one table: scalars, and nothing else."""
+    """Return the kernel parameters of an update for a pool with one table: only its scalars."""
     none = np.zeros(1, VALUE)
     return TableParameters(
         scalars.reshape(1, -1), none.view(np.int8), none.reshape(1, 1), none.view(np.uint32), none

@@ -1,7 +1,7 @@
 """Records of the command log, as they are read.
 
-A record's body is a JSON object, its length before it (4 bytes), padded to a multiple of 64, and
-then the message that the wire has for the command.
+A record's body is the length of a JSON object (4 bytes) and the object, padded to a multiple of 64,
+followed by the command's message, encoded as on the wire.
 """
 
 import json
@@ -31,36 +31,37 @@ _ALIGNMENT = 64
 
 
 class Codec(Protocol):
-    """Commands and their results as bytes: as the wire has them (`embstore_proto.records`)."""
+    """Conversion of commands and results to bytes, as on the wire
+    (`embstore_proto.records`)."""
 
     def parts(
         self, command: Command[Any], origin: Any, on_host: Callable[[Any], Any]
     ) -> list[Part]:
-        """Return a command as a message, in parts; `on_host` brings an array from a device."""
+        """Return a command as a message, in parts; `on_host` copies an array from a device."""
 
     def command(self, verb: str, message: bytes) -> tuple[Command[Any], Any]:
-        """Return the command of a message, and its origin, or None."""
+        """Return the command of a message, and its origin or None."""
 
     def result_bytes(self, verb: str, result: Any, context: Context) -> bytes:
-        """Return a result as a reply."""
+        """Return a result in the form of a reply."""
 
     def result(self, verb: str, reply: bytes) -> tuple[Any, Context]:
-        """Return the result of a reply, and the state that it is of."""
+        """Return the result in a reply, and the state of the store that the reply names."""
 
 
 BEGINS_ANEW = -1
-"""The step of a session whose place is forgotten."""
+"""In place of a step: the resume position of the session is forgotten."""
 
 
 class SessionPlace(NamedTuple):
-    """Where a session is after a step."""
+    """The resume position of a session after a step."""
 
     session: str
     place: Place
 
 
 class Label(NamedTuple):
-    """A checkpoint that was made, its origin, and the number of labels kept since."""
+    """A checkpoint that was made, its origin, and how many checkpoints are kept from then on."""
 
     label: str
     metadata: dict[str, Any]
@@ -69,11 +70,11 @@ class Label(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """An entry read from the log: a command, a session's place after one, or a label."""
+    """An entry read from the log: a command, a session's resume position after one, or a label."""
 
     number: int
     is_counted: bool
-    """Whether it is a command; else it came after the one of this number."""
+    """Whether the entry is a command; else it follows the command of this number."""
     command: Command[Any] | None
     origin: Any
     place: SessionPlace | None
@@ -81,38 +82,39 @@ class Logged(NamedTuple):
     path: str
     label: Label | None = None
     labels: dict[str, bool] | None = None
-    """All labels that are kept since, and whether each is protected."""
+    """All labels that are kept, and whether each is protected."""
     epoch: int = 0
-    """For answers: the epoch in which they are given; 0: not known."""
+    """For answers: the epoch in which they were given; 0: not known."""
     life: int = 0
-    """Of a command: the life that gave it its number (`embstore.storage.lives`)."""
+    """For a command: the life that gave it its number (`embstore.storage.lives`)."""
 
 
 class Memory:
-    """The log's answers to calls of this process, and of earlier ones as long as none is lost."""
+    """The log's answers to calls to this process, and to earlier processes as long as none is
+    lost."""
 
     def __init__(self) -> None:
         self.instance = uuid4().hex
-        """The id by which clients know whether answers to them may be lost."""
+        """The id by which clients know whether answers to their calls may be lost."""
         self.answers = Answers()
         self.is_new = True
-        """Nothing was read."""
+        """Whether no answers were read."""
         self.label: dict[str, Any] | None = None
-        """A checkpoint that was made, and whose record is missing."""
+        """A checkpoint that was made, but whose record is missing from the log."""
         self.epoch = 0
-        """In which the answers were last written; 0: not known."""
+        """The epoch in which the answers were last written; 0: not known."""
 
 
 def read_log(
     reader: RecordReader, codec: Codec, memory: Memory, catalogue: Catalogue
 ) -> Iterator[Logged]:
-    """Yield the entries of the log, in order; keep its answers in `memory`."""
+    """Yield the entries of the log, in order, and keep its answers in `memory`."""
     for record in reader:
         yield read_record(record, codec, memory, catalogue)
 
 
 def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalogue) -> Logged:
-    """Return the content of a record; keep its answers in `memory`."""
+    """Return the content of a record, and keep its answers in `memory`."""
     head, message = _unframed(record.body)
     command = origin = place = label = None
     if record.kind == ANSWERS:
@@ -121,7 +123,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         sent = head.get("origin")
         label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
         memory.label = None
-    if record.kind == LABELS and "origin" in head:  # its answer is lost, but it was done
+    if record.kind == LABELS and "origin" in head:  # the answer is lost, but the command was done
         answer = Answer("SetRetention", None, _UNKNOWN)
         memory.answers.add(Sent(*head["origin"]), answer)
     if "session" in head:
@@ -149,7 +151,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
 def _remember(
     head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
 ) -> None:
-    """Restore a record's answers to clients' calls, in place of all earlier ones."""
+    """Read the answers to clients' calls from a record; they replace all earlier answers."""
     memory.instance, memory.is_new = head["instance"], False
     memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
@@ -166,7 +168,7 @@ def _remember(
 
 
 def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
-    """Keep the short answer of a checkpoint."""
+    """Keep the answer of a checkpoint, without its metadata."""
     state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.instance)
     memory.answers.add(origin, Answer("Checkpoint", made.described().without_metadata, state))
 
@@ -178,7 +180,7 @@ def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:
 
 
 def framed(head: dict[str, Any]) -> list[Part]:
-    """Return the head of a record, before its message."""
+    """Return the head of a record, which precedes its message."""
     text = json.dumps(head).encode()
     return [(_LENGTH.pack(len(text)) + text).ljust(_padded(4 + len(text)), b"\0")]
 

@@ -1,13 +1,14 @@
-"""Owners of sessions and clients, by name: a server names a caller's ones OWNER:NAME.
+"""Owners of sessions and clients, by name: a server calls the NAME of a caller OWNER:NAME.
 
-The part before the first colon is the owner, which only the server sets: NAME is the caller's own,
-and may have colons. A name without a colon has no owner, and all such names count as one owner's.
+The part before the first colon is the owner, which only the server sets. NAME is chosen by the
+caller, and can contain colons. A name without a colon has no owner; all such names together count
+as the names of one owner.
 
-**Forgetting.** A bounded number of names is kept, of all owners together. Beyond it, the owner that
-has most loses its oldest name, so that no owner pushes out another's names by making many. The
-choice depends only on the order in which names were renewed: a store that executes the same
-commands again forgets the same. Among owners that have equally many, the one with the oldest name
-loses it; without owners, simply the oldest goes.
+**Forgetting.** The number of names that are kept is bounded, over all owners together. Beyond the
+bound, the owner with the most names loses its oldest name, so that no owner pushes out another
+owner's names by creating many. The choice depends only on the order in which names were renewed: a
+store that executes the same commands again forgets the same names. If several owners have equally
+many names, the owner of the oldest name loses it. Without owners, the oldest name is forgotten.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 def owner_of(name: str) -> str:
-    """Return the owner of a name; "": none."""
+    """Return the owner of a name; "": it has no owner."""
     owner, colon, _ = name.partition(":")
     return owner if colon else ""
 
@@ -26,18 +27,19 @@ def owned(owner: str, name: str) -> str:
 
 
 class Ages:
-    """Names by age, for each owner separately."""
+    """Names in order of age, for each owner separately."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """Have these names, the oldest first."""
+        """Start with these names, the oldest first."""
         self._names: dict[str, OrderedDict[str, int]] = {}
-        """By owner: the names with their renewals, the oldest first; an owner of none is absent."""
+        """By owner: each name with the number of its last renewal, the oldest name first. An owner
+        without names is absent."""
         self._renewals = 0
         for name in names:
             self.renew(name)
 
     def renew(self, name: str) -> None:
-        """Have this name be the youngest."""
+        """Make this name the youngest."""
         owner = owner_of(name)
         names = self._names.get(owner)
         if names is None:
@@ -47,7 +49,7 @@ class Ages:
         names.move_to_end(name)
 
     def drop(self, name: str) -> None:
-        """Forget a name, if it is here."""
+        """Forget a name, if it is known."""
         owner = owner_of(name)
         names = self._names.get(owner)
         if names is not None:
@@ -56,9 +58,9 @@ class Ages:
                 del self._names[owner]
 
     def to_forget(self, counts: Mapping[str, int] | None = None) -> Iterator[str]:
-        """Yield the names in the order in which they are to be forgotten.
+        """Yield the names in the order in which they are forgotten.
 
-        counts : by owner, the number that counts; None: the number of names
+        counts : by owner, the number that decides which owner has most; None: the number of names
         """
 
         def least(owner: str) -> tuple[int, int]:

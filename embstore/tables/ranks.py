@@ -1,10 +1,10 @@
-"""The gradients of several ranks as one sum a key: rule 6 of the contract.
+"""The gradients of several ranks as one sum per key: rule 6 of the contract.
 
-Each rank's share is summed by key first (rule 2), and then the ranks' sums are added in rank order.
-Where work is queued, the sums of all ranks stay on the device, one rank's behind the other's, and
-are summed by key once more: up to 64 occurrences, rule 2 adds one after the other, starting from
-the first, as rule 6 requires for ranks. The sums of more ranks, and on the CPU, are added by the
-host.
+Each rank's share is summed by key first (rule 2); then the ranks' sums are added in rank order. On
+a device that queues work, the sums of all ranks stay on the device, one rank's sums after the
+other's, and are summed by key once more. For up to 64 occurrences, rule 2 adds one after the other,
+starting from the first, as rule 6 requires for ranks. The sums of more ranks, and of ranks on the
+CPU, are added by the host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,25 +22,25 @@ from embstore.row_keys import RowKeys
 from embstore.tables.state import Share, batches, sums_of
 
 _EVERY_KEY = -1  # unsigned
-"""Row keys are below this: they are made unique as the keys of one table."""
+"""The limit of the row keys, which are made unique as the keys of a single table."""
 
 
 class Total(NamedTuple):
-    """The sums of all ranks in one pool, scaled."""
+    """The scaled sums of all ranks in one pool."""
 
     pool: Pool
     keys: Array  # (u,) unique row keys, in order of first occurrence, over the ranks in order
     sums: Array  # (u, dim) or more
     may_be_refused: bool
-    """Whether rule 9 may refuse one."""
+    """Whether rule 9 may refuse one of the sums."""
 
 
 def added(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
-    """Return the shares of several ranks as one sum a key, by pool.
+    """Return the shares of several ranks as one sum per key, by pool.
 
     Raises
     ------
-    InvalidArgumentError : a key out of range.
+    InvalidArgumentError : a key is out of range.
     """
     is_queued = any(share.table.pool.device.is_queued for shares in ranks for share in shares)
     if is_queued and len(ranks) <= CHUNK_OCCURRENCES:
@@ -53,7 +53,7 @@ def added(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
 
 
 def _sums(ranks: Sequence[Sequence[Share]]) -> Iterator[tuple[Pool, Array, Array]]:
-    """Yield each rank's sums in each pool, valid until the next."""
+    """Yield each rank's sums in each pool; they are valid until the next ones are yielded."""
     for shares in ranks:
         parts = batches(shares)
         sums = sums_of(parts, np.float32(1.0))
@@ -72,13 +72,13 @@ def _added_here(pool: Pool, parts: list[tuple[Keys, Rows]], scale: np.float32) -
 
 
 class _Kept(NamedTuple):
-    """Room for the keys and sums of all ranks in one pool."""
+    """Space for the keys and sums of all ranks in one pool."""
 
     pool: Pool
     keys: Array  # (positions,) int64
     sums: Array  # (positions, dim)
     counts: list[int]
-    """The number of each rank's unique keys, so far."""
+    """The number of unique keys of each rank so far."""
 
 
 def _added_on_device(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
@@ -98,7 +98,7 @@ def _added_on_device(ranks: Sequence[Sequence[Share]], scale: np.float32) -> lis
 
 
 def _positions(ranks: Sequence[Sequence[Share]]) -> dict[int, tuple[Pool, int]]:
-    """Return the pools of all ranks' keys, and how many keys there are in each."""
+    """Return the pools of all ranks' keys, and the number of keys in each."""
     found: dict[int, tuple[Pool, int]] = {}
     for shares in ranks:
         for share in shares:
@@ -116,7 +116,7 @@ def _summed_again(kept: _Kept, scale: np.float32) -> Total:
 
 
 def on_host(pools: Sequence[tuple[Pool, Array, Array]]) -> list[tuple[RowKeys, Keys, Rows]]:
-    """Return copies of unique row keys (u,), and of their sums (u, dim), of each pool."""
+    """Return copies of the unique row keys (u,) and of their sums (u, dim) of each pool."""
     asked = []
     for pool, keys, sums in pools:
         memory = pool.device.memory

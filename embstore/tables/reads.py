@@ -1,7 +1,7 @@
 """Lookups: rows by key, pooled rows, whole rows. None of them changes a row.
 
-`admit=False` reads around the cache: resident rows are used where they are, others are read and not
-kept, and no score changes; evaluation traffic then costs training nothing but time.
+`admit=False` reads around the cache: resident rows are used, other rows are read and not kept, and
+no score changes. Evaluation traffic then costs training nothing but time.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def lookup(
 ) -> bool:
     """Write the weights of every key of share i to outs[i], (n_i, dim) float32.
 
-    With `resident_only` return False, and do nothing, if the row of one is not in the cache.
+    If `resident_only`, return False without any effect if a row is not in the cache.
     """
     if _needs_no_batch(shares) and _looked_up(shares, outs, admit=admit):
         stages.laps += "gather", now()
@@ -48,7 +48,8 @@ def lookup(
 
 
 def _needs_no_batch(shares: Sequence[Share]) -> bool:
-    """Return whether shares may be looked up without a batch: of one pool, and few enough keys."""
+    """Return whether shares can be looked up without a batch: they are in one pool, and have few
+    keys."""
     if not shares:
         return False
     pool, count = shares[0].table.pool, 0
@@ -95,7 +96,7 @@ def lookup_pooled(
 
 
 def read_rows(share: Share, weights: Rows, state: Rows) -> None:
-    """Write weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
+    """Write weights (n, dim) and optimizer state (n, state_dim). The cache does not change."""
     (part,) = batches([share], known=True)
     device, dim = part.pool.device, share.table.dim
     rows = device.rows.read_rows(*part.pool.reader.peek_rows(part.batch))[

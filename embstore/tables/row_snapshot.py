@@ -1,13 +1,13 @@
-"""A copy-on-write snapshot: the rows as of a long read's begin that commands have changed since.
+"""A copy-on-write snapshot of the rows that commands change while a long read runs.
 
-A sliced read must see the table as of a single command. Therefore, while it runs, a command that is
-about to change rows which it has not read yet puts copies of them here first, each row once; a row
-that was never written is noted as such. The reader prefers these copies to the current rows.
+A sliced read must see the table as of a single command. Therefore a command copies rows here before
+it changes them, if the running read has yet to read these rows. Each row is copied once. A row that
+was never written is noted as absent. The reader prefers these copies to the current rows.
 
-It costs a command one more look at its rows, and memory for rows that are changed while they wait
-to be read; both end with the read. Rejected: reading in passes until few rows have changed, as a
-commit does. Under training every pass finds most of the table changed, and the last pass has to be
-in one piece.
+This costs a command another look at its rows, and memory for the rows that change before they are
+read; both costs end with the read. Rejected: reading in passes until few rows have changed, as a
+commit does. Under training every pass finds most of the table changed, and the last pass must be in
+one piece.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from embstore.cache.reading import Looked
 from embstore.storage.row_index import RowIndex
 
 _ABSENT = (1 << 40) - 1
-"""Stands for a row that was never written."""
+"""The number in the index of a row that was never written."""
 
 
 class RowSnapshot:
@@ -29,17 +29,17 @@ class RowSnapshot:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._index = RowIndex()  # to the numbers of copies
-        self._counts = np.zeros(1, np.int64), np.zeros(1, np.uint8)  # which the index wants
+        self._index = RowIndex()  # from row keys to the numbers of copies
+        self._counts = np.zeros(1, np.int64), np.zeros(1, np.uint8)  # required by the index
         self._copies: list[Rows] = []
         self._starts: list[int] = []
         """The number of the first copy in each batch."""
         self._count = 0
 
     def add(self, keys: Keys) -> None:
-        """Copy the rows of unique row keys that are not here yet.
+        """Copy the rows of those unique row keys that have no copy yet.
 
-        Raises CorruptTableError, MemoryError: as if it had not been called.
+        If it raises CorruptTableError or MemoryError, it has no effect.
         """
         keys = keys[self._index.positions_of(keys) < 0]
         if not len(keys):
@@ -53,14 +53,14 @@ class RowSnapshot:
             self._starts.pop()
             raise
         self._count += len(rows)
-        self._index.put(keys, numbers, *self._counts)  # last: copies that nothing finds do no harm
+        self._index.put(keys, numbers, *self._counts)  # last: copies without an entry do no harm
 
     def look(self, keys: Keys) -> "SnapshotRows":
-        """Look for rows of unique row keys as they were."""
+        """Look for the earlier rows of unique row keys."""
         return SnapshotRows(self._pool.reader.look(keys), self._of(keys))
 
     def _of(self, keys: Keys) -> "Copies | None":
-        """Return the copies of some row keys; None: there are none."""
+        """Return the copies of some row keys; None: there are no copies."""
         numbers = self._index.positions_of(keys)
         if not (numbers >= 0).any():
             return None
@@ -75,9 +75,9 @@ class SnapshotRows:
     copies: "Copies | None"
 
     def read(self) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows of those keys that were written, and which they are.
+        """Return the rows of the keys that were written, and which keys these are.
 
-        Raises CorruptTableError.
+        Raises CorruptTableError if a record is damaged.
         """
         rows, written = self.looked.read()
         return (rows, written) if self.copies is None else self.copies.put_into(rows, written)
@@ -87,13 +87,13 @@ class SnapshotRows:
 class Copies:
     """The copies of some row keys. Any thread."""
 
-    numbers: NDArray[np.int64]  # (n,) -1: nothing
+    numbers: NDArray[np.int64]  # (n,); -1: no copy
     starts: NDArray[np.int64]
-    batches: list[Rows]  # which grows, and changes in nothing else
+    batches: list[Rows]  # it grows, and does not change otherwise
 
     def put_into(self, rows: Rows, written: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows of the keys that were written, and which they are, as they were; given
-        how they were found."""
+        """Return the earlier rows of the keys that were written, and which keys these are, given
+        the current rows."""
         is_here = self.numbers >= 0
         was_written = np.where(is_here, self.numbers != _ABSENT, written)
         result = np.empty((int(np.count_nonzero(was_written)), *rows.shape[1:]), rows.dtype)

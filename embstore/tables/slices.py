@@ -1,17 +1,17 @@
-"""Long work in slices: pieces that take their turn with the engine, between which calls get on.
+"""Long work in slices: pieces of work that take turns on the engine with other calls.
 
 Work on many rows is done in slices, in the calling thread: other calls wait for the running slice,
-a few milliseconds, and not for the whole work. Before each slice the caller gets the progress, and
-may end the work by raising: its client has gone, or its server stops. A closed store ends it
-likewise. Therefore the work must leave everything unchanged wherever a slice raises.
+a few milliseconds, and not for the whole work. Before each slice the caller is informed of the
+progress, and can end the work by raising, because its client has gone or its server stops. Closing
+the store ends it too. Therefore the work must leave everything unchanged wherever a slice raises.
 
-Where no call waits, a slice need not be short, and short ones take half as long again in sum.
-Therefore `halvings` is the number of times that a slice is cut in half: a few when the work begins,
-and after a slice for which a call has waited; one less after each sixteen slices without a waiting
-call.
+While no call waits, a slice need not be short, and short slices take half as long again in total.
+Therefore `halvings`, the number of times that a slice is cut in half, adapts: it is largest when
+the work begins, and after a slice for which a call has waited; it falls by one after each sixteen
+slices without a waiting call.
 
-The work of a slice is bounded in rows, bytes or slots where it is done. Its time is measured
-(`python -m tests.bench --only stalls`).
+The work of a slice is bounded in rows, bytes or slots by the code that does the work. Its time is
+measured (`python -m tests.bench --only stalls`).
 """
 
 import threading
@@ -31,13 +31,14 @@ def _nobody(done: int, of: int) -> None:
 
 
 class Slices:
-    """The slices of one long work. The thread that does it.
+    """The slices of one long work. Only for the thread that does the work.
 
     Parameters
     ----------
-    progress : called before each slice, without the engine, with the work done and its total; an
-        exception ends the work
-    check : called at the begin of each slice, with the engine; likewise
+    progress : function called before each slice, without the engine, with the work done and its
+        total; an exception ends the work
+    check : function called at the beginning of each slice, with the engine; an exception ends the
+        work
     """
 
     def __init__(
@@ -48,15 +49,16 @@ class Slices:
     ) -> None:
         self.done = self.of = 0
         self.halvings = HALVINGS_MAX
-        """The number of times that the next slice is to be cut in half, for divisible work."""
-        self._unwaited = 0  # slices since one that a call has waited for
+        """The number of times that the next slice should be cut in half, if its work is
+        divisible."""
+        self._unwaited = 0  # slices since the last slice for which a call waited
         self._frame = frame
         self._progress = progress or _nobody
         self._check = check
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Have the engine for one slice; calls that wait for it go first."""
+        """Take the engine for one slice; calls that wait for it go first."""
         self._progress(self.done, self.of)
         with self._frame.background():
             self._check()
@@ -66,20 +68,21 @@ class Slices:
         self.halvings = max(HALVINGS_MAX - self._unwaited // _UNWAITED, 0)
 
     def wanted(self) -> None:
-        """Find out, between pieces that need no engine, whether the work is still wanted."""
+        """Check, between pieces that need no engine, whether the work is still wanted."""
         self._frame.check_open()
         self._progress(self.done, self.of)
 
     def last(self) -> AbstractContextManager[None]:
-        """Have the engine for the end of the work, also after an error."""
+        """Take the engine for the end of the work, also after an error."""
         return self._frame.looking()
 
     @contextmanager
     def after_others(self, lock: threading.Lock) -> Iterator[None]:
-        """Hold a lock that is not the engine's, for work that is done one after the other; a wait
-        for it is ended as between slices.
+        """Take a lock other than the engine's, for work that must be done one after the other. The
+        wait for it can be ended as between slices.
 
-        Not with the engine: the holder of the lock waits for it before its next slice.
+        Must not be called with the engine: the owner of the lock waits for the engine before its
+        next slice.
         """
         while not lock.acquire(timeout=_PATIENCE_S):
             self._frame.check_open()

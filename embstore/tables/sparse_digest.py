@@ -1,21 +1,21 @@
-"""The digest of a sparse table (contract.md, rule 11): all rows in one pass, in the order in which
-they are stored.
+"""The digest of a sparse table (contract.md, rule 11): one pass over all rows, in stored order.
 
-Leaves are sums of hashes, so rows may come in any order, but each of them once. Files have them by
-row number, which an id gets when a row of it is logged for the first time, and keeps. There are two
-parts:
+Leaves are sums of hashes, so rows can be read in any order, but each row only once. Files store
+rows by row number. An id gets its row number when its row is logged for the first time, and keeps
+it. The rows are read in two parts:
 
-    ids that had a number after the search of the cache for dirty rows, by number dirty rows that
-    had no number then
+    first   ids that had a number after the cache was searched for dirty rows, by number
+    then    dirty rows whose ids had no number at that time
 
-A row that was written when the digest began is in one of them: it was dirty and is found in the
-cache, or it was logged before, and has a number. Other rows that are found were written since, and
-are noted as rows that were not there; see `row_snapshot.py`. The slices are those of a dense table.
+A row that was written when the digest began is in one of the parts: it was dirty and was found in
+the cache, or it was logged before and has a number. Other rows that are found were written since;
+the snapshot notes them as rows that did not exist (`row_snapshot.py`). The slices are the same as
+for a dense table.
 
 Leaves are kept until a row is written. Rejected: keeping the leaves of partitions without a written
-row. Rows of all partitions are mixed in the files, so each of them would be read all the same, and
-under training every partition changes. Also rejected: subtracting a row's old hash and adding its
-new one, which costs each write two hashes and the old row.
+row. The files mix the rows of all partitions, so each partition would have to be read all the same,
+and under training every partition changes. Also rejected: subtracting a row's old hash and adding
+its new hash, which would cost each write two hashes and a read of the old row.
 """
 
 from collections.abc import Iterator
@@ -40,20 +40,21 @@ Leaves = tuple[Keys, NDArray[np.uint8]]
 
 
 class SparseDigest:
-    """The leaves of one sparse table. With the engine, but for `compute`."""
+    """The leaves of one sparse table. With the engine, except `compute`."""
 
     def __init__(self) -> None:
         self._leaves: Leaves = np.empty(0, np.int64), np.empty((0, 32), np.uint8)
-        self._is_changed = True  # since the leaves were computed, or they never were
+        self._is_changed = True  # since the leaves were computed; True before the first time
         self.reading: SparseReading | None = None
-        """The rest that the running digest has to read; None: none runs, or the leaves are kept."""
+        """The rows that the running digest still has to read; None: no digest runs, or the kept
+        leaves are current."""
 
     def note_written(self, keys: Keys) -> None:
         """Remember that row keys of the table were written."""
         self._is_changed |= len(keys) > 0
 
     def begin(self, pool: Pool, table_id: int) -> None:
-        """Begin a digest of the table, which is the pool's only one, as it is now."""
+        """Begin a digest of the table, which is the only one of the pool, in its present state."""
         pool.followers.download()
         pool.followers.follow(table_id, self.note_written)
         if self._is_changed:
@@ -61,7 +62,8 @@ class SparseDigest:
             self._is_changed = False
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
-        """Return the digest that was begun, 64 hexadecimal digits. An error of `slices` ends it."""
+        """Return the digest that was begun, as 64 hexadecimal digits. An error from `slices` ends
+        it."""
         if self.reading is None:
             return root(identity, t, *self._leaves)
         found = None
@@ -77,8 +79,8 @@ class SparseDigest:
         return root(identity, t, *found)
 
     def records(self, table_id: int, low: int, count: int) -> bytes:
-        """Return the first `count` leaves of blocks >= low, as the root has them; after `compute`,
-        with nothing computed since."""
+        """Return the first `count` leaves of blocks >= low, in the form of the root. Only after
+        `compute`, and before the next digest is computed."""
         blocks, leaves = self._leaves
         begin = int(np.searchsorted(blocks, low))
         page = slice(begin, begin + count)
@@ -86,20 +88,20 @@ class SparseDigest:
 
 
 class SparseReading:
-    """The rows of a pool as they were when this was made, read once each, and hashed."""
+    """The rows of a pool as they were when this object was made, each read once, and hashed."""
 
     def __init__(self, pool: Pool) -> None:
         assert isinstance(pool.storage.rows, SparseRows)
         self._pool = pool
         self._numbers = pool.storage.rows.numbers
         self._seed = int(pool.parameters.seeds[0])
-        self._next = 0  # row numbers below it have been read
+        self._next = 0  # all lower row numbers have been read
         self._aside = RowSnapshot(pool)
         self._deleted: list[Keys] = []
 
     def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
-        """Copy rows that are about to change, or to be deleted, and are still to be read. With the
-        engine."""
+        """Copy rows that are about to be changed or deleted, and that are still to be read. With
+        the engine."""
         if are_deleted:
             self._deleted.append(keys)
         self._aside.add(keys[self._numbers_of(keys) >= self._next])
@@ -138,7 +140,7 @@ class SparseReading:
             slices.done = low = high
 
     def _hash(self, keys: Keys, earlier: SnapshotRows, spare: list[Sums]) -> None:
-        """Read rows, and add their hashes to sums of no other thread."""
+        """Read rows, and add their hashes to sums that no other thread uses."""
         rows, was_written = earlier.read()
         used = self._pool.layout.dim + self._pool.layout.state_dim
         sums = spare.pop()
@@ -146,5 +148,5 @@ class SparseReading:
         spare.append(sums)
 
     def _numbers_of(self, ids: Keys) -> Keys:
-        """Return the row number of each id, above all others where it has none."""
+        """Return the row number of each id; an id without one gets a number above all others."""
         return self._numbers.row_keys_of(ids) & KEY_MASK

@@ -1,29 +1,31 @@
 """The division of `cache_bytes` between pools by their estimated misses, measured on lookups.
 
-While the budget lasts, pools take all that they need. Once one has asked for more in vain, their
-sizes are decided again at intervals of keys looked up: `MissCurve` estimates a pool's misses by its
-slots, `best_split` finds the sizes that miss least together. Every miss counts alike, a read of a
-row; a pool of large rows has few slots of its bytes, and so little to gain by them.
+While the budget lasts, pools take all the slots that they need. Once a pool has asked for more in
+vain, the sizes of all pools are decided again whenever a certain number of keys has been looked up.
+`MissCurve` estimates a pool's misses for each number of slots, and `best_split` finds the sizes
+with the fewest misses in total. Every miss counts alike, as one read of a row. A pool of large rows
+gets few slots for its bytes, and therefore gains little by them.
 
-**Steady.** Curves have noise, and moving a slab evicts rows that will be missed. Therefore there is
-a new split only if it would save `_GAIN` of all misses, or add that share of hits (during a scan,
-which misses at any size, a few misses may be many hits); an eighth of the budget moves at most
-before it is decided again, and slabs move in slices, one at a time between commands
-(`Arena.move_slice`). Pins in slots that go are taken back: hot rows are pinned again elsewhere, and
-steps with a row there planned again. Where the log has no room for dirty rows of a slice, nothing
-moves until it is decided again.
+**Steady.** Curves have noise, and moving a slab evicts rows that will be missed. Therefore the
+split changes only if that would save `_GAIN` of all misses, or add that share of hits (during a
+scan, which misses at any size, a few misses can be many hits). At most an eighth of the budget
+moves before the next decision. Slabs move in slices, one at a time between commands
+(`Arena.move_slice`). Pins in slots that move are taken back: hot rows are pinned again elsewhere,
+and steps with a row there are planned again. If the log has no space for the dirty rows of a slice,
+nothing moves until the next decision.
 
-**Floors.** A pool keeps a sixty-fourth of the budget, the rows of its largest call lately, and as
-many slots as are pinned (a call that does not fit is done in parts, which takes far longer than its
-misses), up to an equal part of half the budget, independently of the measured misses.
+**Floors.** Independently of the measured misses, a pool keeps a sixty-fourth of the budget, the
+rows of its largest recent call, and as many slots as are pinned, up to an equal part of half the
+budget. A call that does not fit is done in parts, which takes far longer than its misses.
 
-**The budget.** Index memory beyond it is released first, with any or no measurement
+**The budget.** Index memory beyond the budget is released first, whatever the measurement
 (`Arena.keep_to_budget`).
 
-Every decision follows from the keys of lookups and their order; there is no clock. Only pins may be
-there a little sooner or later. Neither changes a bit of any row. Rows that updates bring in without
-a lookup before are not seen, and neither are lookups whose keys are in a GPU's memory: while there
-are such, the split stays as it is. With one pool nothing is measured.
+Every decision follows from the keys of lookups and their order; no clock is used. Only the time at
+which pins exist varies a little. Neither decisions nor pins change a bit of any row. Two kinds of
+accesses are not measured: rows that updates read into the cache without a lookup before, and
+lookups whose keys are in a GPU's memory. After lookups of the second kind the split does not change
+at the next decision. With a single pool nothing is measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +50,7 @@ _MOVED_SHARE = 8
 
 @dataclass
 class PoolSplit:
-    """The last decision about one pool. All 0: there was none."""
+    """The last decision about one pool. All values are 0 if there was none."""
 
     bytes_before: int = 0
     bytes_aimed: int = 0
@@ -68,7 +70,7 @@ class Splitting:
 
     Parameters
     ----------
-    pools : the store's pools, which come and go
+    pools : the store's pools; the mapping changes as pools are created and removed
     how : "measured", or "demand": first come, first served
     """
 
@@ -77,30 +79,31 @@ class Splitting:
         self.decisions = 0
         """The number of changes of the split."""
         self.moved_bytes = 0
-        """Bytes that pools have released for others."""
+        """Bytes that pools have released to other pools."""
         self.refused = 0
-        """The times that slots could not move: the log had no room for their dirty rows."""
+        """The number of times that slots could not move, because the log had no space for their
+        dirty rows."""
         self._arena = arena
         self._pools = pools
         self._reuses: dict[Pool, Reuse] = {}
         self._splits: dict[Pool, PoolSplit] = {}
         self._era = -1  # the arena's era of the measurements
-        self._keys_left = 0  # until the next decision
-        self._bytes_left = 0  # that may move before that
-        self._has_unseen = False  # lookups, since it was decided
+        self._keys_left = 0  # keys to look up before the next decision
+        self._bytes_left = 0  # bytes that can move before the next decision
+        self._has_unseen = False  # whether lookups since the last decision were not measured
 
     def forget(self) -> None:
-        """Forget the measurements: pools have gone."""
+        """Forget the measurements, because a pool was removed."""
         self._reuses, self._splits, self._era = {}, {}, -1
 
     @property
     def splits(self) -> list[SplitPool]:
-        """All pools, with the last decisions about them."""
+        """All pools, with the last decision about each."""
         splits = self._splits if self._is_current else {}
         return [SplitPool(p, splits.get(p, PoolSplit())) for p in self._pools.values()]
 
     def note(self, shares: Sequence[Share]) -> None:
-        """Note a lookup."""
+        """Note the keys of a lookup."""
         if self.how == "demand" or len(self._pools) < 2:
             return
         if not self._is_current:
@@ -126,11 +129,11 @@ class Splitting:
 
     @property
     def _is_current(self) -> bool:
-        """Whether the measurements are of these pools and this budget."""
+        """Whether the measurements are of the present pools and budget."""
         return self._era == self._arena.era
 
     def _begin(self) -> None:
-        """Measure anew."""
+        """Start measuring again."""
         self._reuses = {p: Reuse(p.slots.sizes.slots_max) for p in self._pools.values()}
         self._splits = {}
         self._begin_period()
@@ -142,7 +145,7 @@ class Splitting:
         self._bytes_left, self._has_unseen = 0, False
 
     def decide(self) -> bool:
-        """Decide if it is time; return whether slots are to move. Between commands."""
+        """Decide, if it is time; return whether slots must be moved. Between commands."""
         if self._arena.may_exceed:
             return True
         if not self.is_due:
@@ -157,12 +160,12 @@ class Splitting:
         return self._may_move
 
     def move(self) -> None:
-        """Move a slice, or keep to the budget. Between commands.
+        """Move a slice, or release memory beyond the budget. Between commands.
 
         Raises
         ------
-        CapacityError : no room in the log for dirty rows that must leave; nothing moves until it is
-            decided again.
+        CapacityError : the log has no space for dirty rows that must leave; nothing moves until the
+            next decision.
         """
         try:
             if self._arena.may_exceed:
@@ -211,7 +214,7 @@ class Splitting:
             )
 
     def _least_units(self, pool: Pool) -> int:
-        """Return the units that a pool keeps: never less than one."""
+        """Return the units that a pool keeps, at least one."""
         slots = pool.slots
         needed = max(self._reuses[pool].largest_call, pool.pins.known_count)
         needed += needed // 8  # some slots are never pinned
@@ -225,7 +228,7 @@ class Splitting:
 
 
 def _slots(pool: Pool, sizes: Floats) -> Floats:
-    """Return the slots of a pool for sizes in bytes: whole slabs."""
+    """Return the slots of a pool for sizes in bytes, in whole slabs."""
     slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
     whole: Floats = np.floor(sizes / (slots.slot_bytes * slab_slots)) * slab_slots
     return whole

@@ -1,4 +1,4 @@
-"""One table at run time, and a command's share of it, for reads and writes alike."""
+"""The run-time state of a table, and a command's share of it, for reads and writes alike."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,20 +25,21 @@ class TableState:
     """A table of an open store. Engine thread only."""
 
     recorded: TableEntry
-    """What the last commit recorded of it; at first, what it was made of."""
+    """The table as the last commit recorded it; at first, as it was created or opened."""
     config: TableConfig
     pool: Pool
     digest: "TableDigest | SparseDigest" = field(init=False)
     sessions: set[str] = field(default_factory=set)
-    """Names of the look-ahead sessions that are open on it."""
+    """Names of the look-ahead sessions that are open on the table."""
     writer: str = ""
-    """The one of them that alone may write to it; empty: everyone may."""
+    """The session that is the only writer of the table; empty: every client can write to it."""
     lookup_keys: int = 0
-    """Keys of lookups that could bring rows in, repeated ones each time; of steps each once."""
+    """Keys of lookups with `admit`, counted with repeats; in look-ahead steps without repeats."""
     deletions: int = 0
-    """Commands that have deleted rows of it since it was opened."""
+    """The number of commands since the opening that have deleted rows of the table."""
     skipped_updates: int = 0
-    """That named it, and had a gradient that rule 9 refuses."""
+    """The number of skipped updates that named the table, and had a gradient that rule 9
+    refuses."""
 
     def __post_init__(self) -> None:
         self.table_id, self.t = self.recorded.table_id, self.recorded.t
@@ -49,22 +50,22 @@ class TableState:
         self.identity_json = self.config.identity_json()
         self.keyed_bytes = keyed_bytes(self.dim)
         self.number = self.pool.row_keys.number(self.table_id)
-        """Its place in the arrays of its pool's kernels."""
+        """The table's index in the arrays of its pool's kernels."""
         self.grow(self.recorded.rows)
 
     def grow(self, rows: int) -> None:
         """Grow to `rows` rows."""
         self.rows = rows
         self.limit = rows if rows < 1 << 63 else rows - (1 << 64)
-        """The bound that keys are below, both unsigned: as the bits of an int64."""
+        """The unsigned limit of keys, as the bits of an int64."""
 
     @property
     def known_rows(self) -> int:
-        """The number of rows, as in profiles; 0: sparse keys."""
+        """The number of rows for profiles; 0: the table has sparse keys."""
         return 0 if self.config.is_sparse else self.rows
 
     def row_keys(self, keys: Keys) -> Keys:
-        """Return the row keys of keys."""
+        """Return the row keys of the table's keys."""
         return self.pool.row_keys.of(self.table_id, keys)
 
     def segment(self, keys: Keys | Array) -> tuple[int, int, Keys]:
@@ -72,20 +73,21 @@ class TableState:
         return self.number, self.limit, keys
 
     def entry(self) -> TableEntry:
-        """Return what a commit records of the table: the same object while nothing changes."""
+        """Return the table's entry in a commit, the same object as long as nothing changes."""
         old, now = self.recorded, (self.rows, self.learning_rate, self.t)
         if (old.rows, old.learning_rate, old.t) != now:
             self.recorded = TableEntry(self.table_id, old.identity, *now)
         return self.recorded
 
     def current_config(self) -> TableConfig:
-        """Return the configuration with today's tunables."""
+        """Return the configuration with the current tunables."""
         optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
         return replace(self.config, rows=self.rows, optimizer=optimizer)
 
 
 def _digest_of(config: TableConfig) -> "TableDigest | SparseDigest":
-    """Return the digest of a table; a store without sparse keys starts without theirs."""
+    """Return an empty digest of a table. The module of sparse digests is imported only if
+    needed."""
     if not config.is_sparse:
         return TableDigest()
     from embstore.tables.sparse_digest import SparseDigest
@@ -95,16 +97,16 @@ def _digest_of(config: TableConfig) -> "TableDigest | SparseDigest":
 
 @dataclass(frozen=True)
 class Share:
-    """A command's part of one table: keys, and in an update their gradients."""
+    """A command's part of one table: keys, and for an update their gradients."""
 
     table: TableState
     keys: Keys  # (n,)
     gradients: Gradients | None = None
-    counts: Counts | None = None  # (n,), accesses that each key of a lookup stands for; None: 1
+    counts: Counts | None = None  # (n,), accesses per key of a lookup; None: 1 each
 
     @cached_property
     def accesses(self) -> int:
-        """Accesses that all keys together stand for."""
+        """The number of accesses that all keys together stand for."""
         return len(self.keys) if self.counts is None else int(self.counts.sum())
 
 
@@ -116,8 +118,8 @@ class PoolBatch:
     shares: list[Share]
     batch: Batch
     counts: Counts | None = None
-    """Accesses that each position stands for, (n,); None: 1 each. The batch has none, because it
-    may be an earlier call's, with other counts."""
+    """The accesses that each position stands for, (n,); None: 1 each. They are not in the batch,
+    because the batch may come from an earlier call with other counts."""
 
     @property
     def gradients(self) -> list[Gradients]:
@@ -126,8 +128,8 @@ class PoolBatch:
 
     @property
     def needs_order(self) -> bool:
-        """Whether keys are needed by occurrence, and the batch has them by slot: one has no row
-        here, or a sum is to be refused."""
+        """Whether the batch has its keys by slot, and must be made again with keys in order of
+        occurrence, because a row is missing from the cache, or because a sum may be refused."""
         found = self.batch.found
         return self.batch.is_grouped and (found.missing > 0 or found.large >= 0)
 
@@ -135,19 +137,20 @@ class PoolBatch:
 def batches(
     shares: Sequence[Share], *, grouped: bool = False, of: str = "", known: bool = False
 ) -> list[PoolBatch]:
-    """Return the command's batches, one a pool. Their kernels are queued: `synchronize` before
-    anything is done with their findings.
+    """Return the command's batches, one per pool. Their kernels are queued: call `synchronize`
+    before their findings are used.
 
     Parameters
     ----------
-    grouped : by slot, where that is better; these may turn out to be void
-    of : "lookup" or "update", if rows that are missing will come: they are asked for
-        (`Exchange.ask`)
-    known : wait for the findings
+    grouped : whether to group keys by slot where that is faster; such a batch may have to be made
+        again (`PoolBatch.needs_order`)
+    of : "lookup" or "update", if missing rows will be read into the cache: they are requested from
+        level two (`Exchange.ask`)
+    known : whether to wait for the findings
 
     Raises
     ------
-    InvalidArgumentError : a key outside [0, rows) of its table, where that is known.
+    InvalidArgumentError : a key is outside [0, rows) of its table, if that is known without a wait.
     """
     by_pool: dict[int, list[Share]] = {}
     for share in shares:
@@ -179,8 +182,8 @@ def _counts(shares: Sequence[Share]) -> Counts | None:
 
 
 def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None:
-    """Return the scaled sums of each batch; wait for the findings of the batches. None: they are
-    needed by occurrence, and a batch has them by slot."""
+    """Return the scaled sums of each batch, after waiting for the batches' findings. None: a batch
+    has its keys by slot and `needs_order`."""
     sums = [part.pool.writer.sum_by_key(part.batch, part.gradients, scale) for part in parts]
     if parts and parts[0].pool.device.is_queued:
         synchronize(parts)
@@ -191,9 +194,10 @@ def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None
 
 
 def synchronize(parts: Sequence[PoolBatch]) -> None:
-    """Wait for the device, where work is queued, and refuse a key outside [0, rows) of its table.
+    """Wait for queued work of the device, and refuse a key outside [0, rows) of its table.
 
-    None is refused while a batch `needs_order`: its own may be the first that has to be named.
+    Nothing is refused while a batch `needs_order`: the first key to be named in the error may be a
+    key of that batch.
     """
     if len(parts) > 1:  # one wait for all of them
         parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
@@ -207,7 +211,7 @@ def synchronize(parts: Sequence[PoolBatch]) -> None:
 
 
 def check_writer(tables: Iterable[TableState], session: str) -> None:
-    """Refuse a write to tables that another session holds; `session` is the writer's, if any."""
+    """Refuse a write to tables whose only writer is another session than `session`."""
     for table in tables:
         if table.writer not in ("", session):
             raise TableHeldError(

@@ -1,8 +1,8 @@
-"""An update as the command log has it: one scaled sum for each key, for any form of gradients.
+"""An update in its logged form: one scaled sum for each key, for any form of gradients.
 
-Gradients of occurrences or bags are several times as many bytes as their sums, and may be in the
-device's memory. Therefore the log gets the device's sums (`writes.update`), and a replay, which
-applies them with a scale of 1, has the same bits.
+Gradients of occurrences or bags have several times as many bytes as their sums, and may be in the
+device's memory. Therefore the log gets the sums that the device computed (`writes.update`). A
+replay applies these sums with a scale of 1, and gives the same bits.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from embstore.tables.writes import Summed
 
 
 def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Summed | None:
-    """Return the function that logs the sums of the running call, which writes LATER; None: there
+    """Return a function that logs the sums of the running call, whose command is LATER; None: there
     is no log."""
     if frame.log is None:
         return None
@@ -35,7 +35,7 @@ def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Su
 
 
 def _by_table(pools: list[tuple[RowKeys, Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
-    """Return each table's part of the unique row keys of its pool and of their sums, by its id."""
+    """Split each pool's unique row keys and sums by table; return {table id: (keys, sums)}."""
     found = {}
     for named, keys, sums in pools:
         ids = named.table_ids(keys)

@@ -1,8 +1,8 @@
-"""The tables of an open store, their pools, and the conditions for either to come or go.
+"""The tables of an open store, their pools, and the conditions for creating and removing them.
 
-Tables are known by id, which is never reused, so a handle of a dropped table can never mean
-another. Pools are by layout (dim, state, optimizer kind), made when the first table of a layout
-comes and removed with the last.
+Tables are identified by id, which is never reused, so that a handle of a dropped table can never
+refer to another table. Each layout (dim, state, optimizer kind) has a pool, which is created with
+the first table of the layout and removed with the last.
 """
 
 from collections.abc import Collection, Iterable
@@ -33,7 +33,7 @@ from embstore.tables.splitting import Splitting
 from embstore.tables.state import TableState
 
 PLACES_MAX = 4096
-"""Places of sessions that are kept; `tables.owners` says which ones."""
+"""The most resume positions that are kept; `tables.owners` decides which ones."""
 
 
 class Tables:
@@ -62,8 +62,8 @@ class Tables:
         self.pools: dict[PoolName, Pool] = {}
         self.splitting = Splitting(self.arena, self.pools, options.cache_split)
         self.places: dict[str, Place] = {}
-        """The last finished step of each look-ahead session that may be resumed; the session that
-        was at work longest ago first."""
+        """The last finished step of each look-ahead session that can be resumed; the session that
+        was used longest ago comes first."""
         self._place_ages = Ages()
         self._ids: dict[str, int] = {}  # by name
         self.open_head()
@@ -71,14 +71,14 @@ class Tables:
     # Finding
 
     def find(self, name: str, table_id: int | None = None) -> TableState:
-        """Return the table of this name, and id if one is given, or raise TableNotFoundError."""
+        """Return the table of this name (and id, if given), or raise TableNotFoundError."""
         found = self._ids.get(name)
         if found is None or (table_id is not None and table_id != found):
             raise self._not_found(name, table_id)
         return self.by_id[found]
 
     def has(self, name: str) -> bool:
-        """Return whether there is a table of this name. Any thread."""
+        """Return whether a table of this name exists. Any thread."""
         return name in self._ids
 
     def config_of(self, name: str, table_id: int | None = None) -> TableConfig:
@@ -94,15 +94,15 @@ class Tables:
         """Return all tables, by name."""
         return [self.by_id[self._ids[name]] for name in sorted(self._ids)]
 
-    # Coming and going
+    # Creating and removing
 
     def create(self, config: TableConfig) -> tuple[TableState, bool]:
-        """Make a table, or return the one that has this identity; and whether it is new.
+        """Create a table, or return the existing table of this identity; and whether it is new.
 
         Raises
         ------
         TableExistsError : the name has another identity, or another number of rows.
-        CapacityError : the file system, the cache or a limit cannot take it. Nothing has changed.
+        CapacityError : no room in the file system, the cache or a limit. Nothing has changed.
         """
         if config.name in self._ids:
             return self._same(config), False
@@ -140,8 +140,8 @@ class Tables:
             )
 
     def least_bytes_of(self, config: TableConfig) -> int:
-        """Return the bytes of the cache that a new table takes before it has a row: those of the
-        first slab of its pool, if it is the first of that."""
+        """Return the bytes of the cache that a new table takes before it has a row: the first slab
+        of its pool, if the table is the first of the pool."""
         name = _pool_name(config, self.storage.next_table_id)
         if name in self.pools:
             return 0
@@ -175,13 +175,13 @@ class Tables:
             pool.close()
 
     def remove(self, table: TableState) -> None:
-        """Forget a table and its rows, none of which is pinned."""
+        """Remove a table and its rows from memory. None of the rows may be pinned."""
         table.pool.remove_table(table.table_id)
         self._leave_if_empty(table.pool)
         del self.by_id[table.table_id], self._ids[table.name]
 
     def remove_all(self) -> None:
-        """Forget all tables and the rows in the cache, none of which is pinned."""
+        """Remove all tables and their rows from memory. None of the rows may be pinned."""
         for pool in list(self.pools.values()):
             pool.tables.clear()
             self._leave_if_empty(pool)
@@ -189,7 +189,7 @@ class Tables:
         self._ids.clear()
 
     def open_head(self) -> None:
-        """Take up the tables and places of the last commit."""
+        """Load the tables and resume positions of the last commit."""
         head = self.storage.catalogue.head
         for entry in head.tables:
             config = entry.config()
@@ -200,8 +200,8 @@ class Tables:
     # Conditions
 
     def last_step(self, session: str, tables: Collection[TableState]) -> int:
-        """Return the step after which a session goes on: 0 if a table was made again since, or if
-        none of them is of the place."""
+        """Return the step after which a session resumes. It is 0 if one of its tables was created
+        again since, or if its resume position belongs to other tables."""
         place = self.places.get(session, Place(0))
         bound = {t.name: place.table_ids.get(t.name) for t in tables}
         is_void = any(bound[t.name] not in (None, t.table_id) for t in tables)
@@ -209,7 +209,7 @@ class Tables:
         return 0 if is_void or is_of_others else place.step
 
     def note_place(self, session: str, place: Place) -> None:
-        """Record how far a session has come."""
+        """Record the resume position of a session."""
         self.places.pop(session, None)
         self.places[session] = place
         self._place_ages.renew(session)
@@ -217,25 +217,25 @@ class Tables:
             self.drop_place(next(self._place_ages.to_forget()))
 
     def drop_place(self, session: str) -> None:
-        """Forget a place, if there is one; that is logged already, or follows from the log."""
+        """Drop a resume position, if it exists. The drop is in the log, or follows from the log."""
         self.places.pop(session, None)
         self._place_ages.drop(session)
 
     def check_can_forget(self) -> None:
-        """Raise CapacityError where there is no room to log that a place is forgotten, and
-        WritesPausedError while nothing may be written."""
+        """Raise CapacityError if the log has no space for the record of a forgotten resume
+        position, and WritesPausedError while writes are paused."""
         self.frame.check_paused()
         if self.frame.log is not None:
             self.frame.log.reserve_forgotten()
 
     def forget_place(self, session: str) -> None:
-        """Let a session begin anew."""
+        """Forget the resume position of a session, so that it begins with step 1 again."""
         if session in self.places and self.frame.log is not None:
             self.frame.log.append_forgotten(session, self.frame.command_number)
         self.drop_place(session)
 
     def check_unheld(self, what: str, tables: Iterable[TableState]) -> None:
-        """Refuse `what` while look-ahead sessions are open on tables."""
+        """Refuse the action `what` while look-ahead sessions are open on the tables."""
         for table in tables:
             if table.sessions:
                 names = ", ".join(map(repr, sorted(table.sessions)))
@@ -247,7 +247,7 @@ class Tables:
                 )
 
     def check_room_for(self, checkpoint: KeptState) -> None:
-        """Refuse a checkpoint whose tables the cache, or its level two, has no room for."""
+        """Refuse a checkpoint if the cache, or its level two, has no room for the tables in it."""
         below_bytes = self.host_cache.budget_bytes
         self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
         if self.host_arena is not None and (levels := self.device.levels) is not None:
@@ -273,7 +273,7 @@ class Tables:
     # Rows
 
     def commit(self, label: str | None = None, metadata: dict[str, object] | None = None) -> None:
-        """Make everything durable; under a label, keep it."""
+        """Make everything durable; with a label, keep the state under it."""
         for pool in self.pools.values():
             pool.writer.flush()
         log, number = self.frame.log, self.frame.command_number
@@ -295,7 +295,7 @@ class Tables:
             log.after_commit(number, made)
 
     def set_retention(self, label: str, retention: Retention) -> KeptState:
-        """Protect a kept checkpoint, make it routine, or drop it; return it as it is then, or was.
+        """Protect, make routine or drop a checkpoint; return it as changed, or as before a drop.
 
         Raises
         ------
@@ -313,7 +313,7 @@ class Tables:
 
     @property
     def is_committed(self) -> bool:
-        """Whether the last commit holds everything."""
+        """Whether the last commit contains everything."""
         head = self.storage.catalogue.head
         return self.frame.command_number == head.command and self.places == head.places
 
@@ -342,7 +342,7 @@ def _pool_name(config: TableConfig, table_id: int) -> PoolName:
 
 
 def _check_same(table: TableState, asked: TableConfig) -> None:
-    """Raise TableExistsError where a table differs from the requested one."""
+    """Raise TableExistsError if a table differs from the requested configuration."""
     name = asked.name
     if table.identity_json != asked.identity_json():
         differences = ", ".join(
@@ -365,7 +365,7 @@ def _check_same(table: TableState, asked: TableConfig) -> None:
 
 
 def _parameters(config: TableConfig) -> TableParameters:
-    """Return the arrays of one table, as kernels want them."""
+    """Return the parameters of one table in the form that kernels use."""
     kind, first, second = _initializer_values(config.initializer)
     return TableParameters(
         scalars=np.zeros((1, SCALARS), np.float32),

@@ -1,20 +1,20 @@
 """Writes: update by gradients, assign, put_rows, delete, clear. Checked whole, then applied whole.
 
-An update runs in four steps, so that a refused one has changed nothing:
+An update runs in four steps, so that a refused update has changed nothing:
 
-1. the keys of each pool are made unique and looked for, or grouped by their slots; gradients are
-    summed by key and scaled, and in the same pass noticed if large (rules 2, 4, 9);
-2. the device is waited for, once; keys and sums are checked;
-3. rows are made resident, or room is reserved for rows that will have to leave;
-4. the optimizer is applied, tables count (rules 4, 5).
+1. the keys of each pool are made unique and looked up, or grouped by their slots; gradients are
+   summed by key and scaled, and large sums are noted in the same pass (rules 2, 4, 9);
+2. the host waits for the device, once; keys and sums are checked;
+3. rows are made resident, or space in the log is reserved for rows that will have to leave;
+4. the optimizer is applied, and t of the tables grows (rules 4, 5).
 
-On a GPU whose rows are all there, with nothing to log, all four are queued before the device is
-waited for, and the last does nothing where the second would refuse (`_is_updated`). If it did
-nothing, the steps follow one by one.
+On a GPU that has all rows, with nothing to log, all four steps are queued before the host waits for
+the device; the last step does nothing if the second would refuse (`_is_updated`). If it has done
+nothing, the steps run one by one.
 
-From step 4 on only a broken disk, a lost device or a corrupt record of a call larger than the cache
-can stop a command; the store then fails as a whole (storage.py), because some of its rows have
-changed.
+From step 4 on, a command can be stopped only by a broken disk, by a lost device, or by a corrupt
+record in a call larger than the cache. The store then fails as a whole (storage.py), because some
+of its rows have changed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,18 +39,18 @@ from embstore.tables.state import PoolBatch, Share, TableState, batches, check_w
 from embstore.tables.written_keys import WrittenKeys, written_ids
 
 T_MAX = 2**64 - 1
-"""t stands in the digest as eight bytes."""
+"""The largest t, because the digest contains t as eight bytes."""
 Wrong = tuple[int, int, NDArray[np.float32]]
 """A refused sum: id of the table, the key, and the sum (dim,)."""
 Change = Callable[[Array, int, int], None]
-"""change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
+"""Function change(slots, low, high), which changes the rows of keys[low:high], in `slots`."""
 Summed = Callable[[list[tuple[RowKeys, Keys, Rows]]], None]
-"""summed(pools) takes copies of each pool's unique row keys (u,) and their scaled sums (u, dim)."""
+"""Function summed(pools), given copies of each pool's unique row keys (u,) and sums (u, dim)."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """Rows of one table that were trained elsewhere, by `add_t` updates."""
+    """Rows of one table that were trained elsewhere with `add_t` updates."""
 
     share: Share
     weights: Rows  # (n, dim)
@@ -71,14 +71,14 @@ def update(
 
     Parameters
     ----------
-    parts : the batches of the shares, where they are known; None: they are made here
-    session : the writer's, if any
-    summed : called with the summed update, before anything changes
+    parts : batches of the shares, if they exist already; None: they are made here
+    session : name of the writer's session; "": none
+    summed : function called with the summed update before anything changes
 
     Raises
     ------
-    InvalidArgumentError : a key out of range, a learning rate that an optimizer does not take, or a
-        gradient that rule 9 refuses and that is not to be skipped.
+    InvalidArgumentError : a key is out of range, an optimizer does not accept the learning rate, or
+        rule 9 refuses a gradient and the update is not to be skipped.
     CapacityError, CorruptTableError : nothing has changed.
     """
     tables = [share.table for share in shares]
@@ -114,7 +114,7 @@ def update(
 
 
 def _in_order(parts: Sequence[PoolBatch], shares: Sequence[Share]) -> list[PoolBatch]:
-    """Return the batches of an update anew, with keys by occurrence."""
+    """Return the batches of an update, made again with keys in order of occurrence."""
     for part in parts:
         part.pool.finder.updates_miss = part.batch.found.missing > 0
     return batches(shares, of="update")
@@ -126,9 +126,12 @@ def _is_updated(
     scale: np.float32,
     options: UpdateOptions,
 ) -> bool:
-    """Queue an update before it is known that all its rows are there, so that the device does not
-    wait; False: nothing was changed, because rows are missing, or something else has to be done
-    before."""
+    """Queue an update before it is known whether all its rows are resident, so that the device does
+    not idle.
+
+    Return False if nothing was changed, because rows are missing, or because other work must be
+    done first.
+    """
     found = []
     for part in parts:
         finder = part.pool.finder
@@ -175,8 +178,8 @@ def update_ranks(
 
     Raises
     ------
-    As `update`. A sum that is refused names the first table by naming and its first key by
-    occurrence, over the ranks in order.
+    The errors of `update`. The error of a refused sum names the first table in the order of the
+    call, and its first key by occurrence, over the ranks in order.
     """
     everyone = [share for shares in ranks for share in shares]
     tables = list({share.table.table_id: share.table for share in everyone}.values())
@@ -198,7 +201,8 @@ def update_ranks(
 
 
 def assign(share: Share, weights: Rows) -> None:
-    """Set the weights of each key, the last of repeats winning; its state starts anew (rule 7)."""
+    """Set the weights of each key, the last of repeats winning; reset the optimizer state (rule
+    7)."""
     table = share.table
     initial = table.pool.parameters.initial_state[table.number]
     state = np.full((len(weights), table.config.state_dim), initial, VALUE)
@@ -206,9 +210,9 @@ def assign(share: Share, weights: Rows) -> None:
 
 
 def delete(share: Share, session: str = "") -> int:
-    """Have the rows of keys be as if they had never been written; return how many had been.
+    """Delete rows, as if they had never been written; return the number of written rows among them.
 
-    `session` is the writer's, if any.
+    `session` is the name of the writer's session; "": none.
 
     Raises
     ------
@@ -222,10 +226,10 @@ def delete(share: Share, session: str = "") -> int:
 def clear(
     table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None, session: str = ""
 ) -> int:
-    """Delete all rows of a table; return how many written rows the store had of the keys that it
-    `owns`; None: all keys.
+    """Delete all rows of a table. Return the number of written rows with keys that the store
+    `owns`; None: it owns all keys.
 
-    Raises as `delete`.
+    Raises the errors of `delete`.
     """
     check_writer([table], session)
     table.pool.finder.finish_arriving()
@@ -239,7 +243,7 @@ def clear(
 def _deleted(
     table: TableState, keys: Keys, owns: Callable[[Keys], NDArray[np.bool_]] | None = None
 ) -> int:
-    """Delete the rows of unique row keys; return how many had been written."""
+    """Delete the rows of unique row keys; return the number of written rows among them."""
     from embstore.cache.deleting import KEYS_MAX, Deletion  # few stores ever delete
 
     pool, storage, reading, count = table.pool, table.pool.storage, table.digest.reading, 0
@@ -263,7 +267,7 @@ def _deleted(
 def put_rows(puts: Sequence[Put], session: str = "") -> None:
     """Set weights and state of each key, the last of repeats winning, and add to t (rule 7).
 
-    All tables or none; `session` is the writer's, if any.
+    All tables are changed, or none. `session` is the name of the writer's session; "": none.
 
     Raises
     ------
@@ -285,7 +289,7 @@ def _pools(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Pool
 
 
 def _check_learning_rates(tables: Sequence[TableState], options: UpdateOptions) -> None:
-    """Check that the optimizer of every table takes the rate that a call gives."""
+    """Check that the optimizer of every table accepts the learning rate of a call."""
     if options.learning_rate is None and not options.learning_rates:
         return
     for table in tables:
@@ -301,14 +305,15 @@ def _apply(
     options: UpdateOptions,
     stages: Stages,
 ) -> None:
-    """Apply (pool, unique row keys (u,), scaled sums (u, dim) or more) of each pool."""
+    """Apply an update, given (pool, unique row keys (u,), scaled sums (u, dim) or more) per
+    pool."""
     _set_scalars(tables, options)
     named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
     _write(named, tables, [1] * len(tables), stages)
 
 
 def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
-    """Set the optimizers' scalars for the kernels, for the next update."""
+    """Set the optimizers' scalars for the kernels of the next update."""
     by_table, every = options.learning_rates, options.learning_rate
     for table in tables:
         if table.t == T_MAX:
@@ -324,7 +329,7 @@ def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
 
 
 def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:
-    """Return how the rows of one pool are set; `puts` are in the order of its batch."""
+    """Return the change that sets the rows of one pool; `puts` are in the order of its batch."""
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
     last[pool.device.memory.download(part.batch.inverse)] = np.arange(part.batch.position_count)
@@ -351,10 +356,10 @@ def _write(
 ) -> None:
     prepared = [pool.writer.prepare(keys) for pool, keys, _ in writes]
     if len(writes) > 1:
-        # Making room for one pool may have evicted rows of another that were resident before.
+        # Making room for one pool can have evicted rows of another pool that were resident before.
         count = sum(len(keys) for _, keys, _ in writes)
         record_bytes = max(pool.layout.record_bytes for pool, _, _ in writes)
-        for pool, _, _ in writes:  # all into one log
+        for pool, _, _ in writes:  # all pools write to one log
             pool.storage.appender.reserve(count, record_bytes)
     stages.laps += "hold", now()
     if not tables:
@@ -364,7 +369,7 @@ def _write(
             _set_aside(table, writes)
     for pool, keys, _ in writes:
         pool.followers.prepare(len(keys))
-    # Rows, leaves and t change together: any interrupt, a signal too, fails the store.
+    # Rows, leaves and t change together: any interrupt, also by a signal, fails the store.
     storage = tables[0].pool.storage
     storage.is_changing = True
     with storage.irreversible:
@@ -377,7 +382,7 @@ def _write(
 
 
 def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) -> None:
-    """Keep rows as they are for the digest that has still to read them."""
+    """Copy rows that are about to change, for the running digest, which has yet to read them."""
     assert table.digest.reading is not None
     for pool, d_keys, _ in writes:
         if pool is table.pool:
@@ -386,7 +391,7 @@ def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) 
 
 
 def count_skipped(tables: Iterable[TableState]) -> None:
-    """Count a skipped update of tables, which may be named more than once."""
+    """Count a skipped update for each of its tables, which may be named more than once."""
     for table in {table.table_id: table for table in tables}.values():
         table.skipped_updates += 1
 
@@ -400,7 +405,8 @@ def _unaccepted(pool: Pool, keys: Array, sums: Array) -> list[Wrong]:
 
 
 def _refuse(wrong: list[Wrong], shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:
-    """Name the first table in call order, and of it the first wrong key by occurrence."""
+    """Raise an error that names the first refused table in call order, and its first wrong key by
+    occurrence; or return False if the update is to be skipped."""
     if on_nonfinite == "skip":
         count_skipped(share.table for share in shares)
         return False

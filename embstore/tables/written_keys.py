@@ -1,13 +1,14 @@
-"""The written rows of a table, in some blocks of its keys.
+"""The keys of the written rows of a table, or of those in some blocks of its keys.
 
-A written row is dirty in the cache, or in the log, or in the base. Each of the three lists its
-keys, so that the cost depends on the number of written rows and not on their keys: asking for every
-key of a block would cost 256 questions for a row that is alone there.
+A written row is dirty in the cache, or in the log, or in the base. Each of the three lists its own
+keys, so that the cost depends on the number of written rows and not on the range of their keys: a
+query for every key of a block would cost 256 queries for a single row in the block.
 
-They are asked in slices, while calls go on. Rows go one way only, from the cache to the log, and
-from the log to the base; so they are asked in this order, and no row that was written at the begin
-is missed, except rows deleted meanwhile, whose keys are reported. Rows that are written meanwhile,
-or were deleted, may be found, or not.
+The three are queried in slices, while other calls run. Rows move in one direction only, from the
+cache to the log, and from the log to the base. The three are queried in the same order, so that no
+row that was written at the beginning is missed. Rows deleted meanwhile are the exception; their
+keys are reported separately. Rows that are written meanwhile, and rows that were deleted, may be
+found or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from embstore.storage.stored_rows import StoredRows
 
 _SHIFT = BLOCK_KEYS.bit_length() - 1
 _BLOCKS = 1 << 12
-"""Looked at together."""
+"""The number of blocks whose keys are looked up together."""
 
 
 def dirty_keys(
@@ -33,21 +34,22 @@ def dirty_keys(
     at_end: Callable[[], None] = lambda: None,
     deleted: Sequence[Keys] = (),
 ) -> Keys:
-    """Return the row keys that are dirty in the cache, ascending, of all tables of a pool; rows
-    that are logged meanwhile may be missing.
+    """Return the row keys of all tables of a pool that are dirty in the cache, ascending. Rows that
+    are logged meanwhile may be missing.
 
     Parameters
     ----------
-    one : has the engine for one slice
-    at_end : is called in the last slice
-    deleted : grows by the row keys of rows that are deleted meanwhile, which are returned too
+    one : context manager that has the engine for one slice
+    at_end : function called in the last slice
+    deleted : list to which the row keys of rows deleted meanwhile are appended; they are returned
+        too
     """
     found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
     at: Place | None = FIRST
     try:
         while at is not None:
             with one():
-                if at == FIRST and exchange is not None:  # rows that rise may be missed
+                if at == FIRST and exchange is not None:  # rows that move up may be missed
                     exchange.risen = found
                 at, keys = pool.writer.dirty_range(at)
                 found.append(keys)
@@ -60,7 +62,7 @@ def dirty_keys(
 
 
 def _union(*found: Keys) -> Keys:
-    """Return keys ascending, each once; np.unique would hash them, which takes longer."""
+    """Return the distinct keys, ascending. np.unique would hash them, which takes longer."""
     every = np.sort(np.concatenate(found))
     return every[np.append(True, every[1:] != every[:-1])] if len(every) else every
 
@@ -74,7 +76,8 @@ def written_ids(pool: Pool) -> Keys:
 
 
 class WrittenKeys:
-    """The written row keys of a table. Made with slices of the engine; then any thread."""
+    """The written row keys of a table. Made with slices of the engine; then usable on any
+    thread."""
 
     def __init__(
         self,
@@ -83,8 +86,8 @@ class WrittenKeys:
         one: Callable[[], AbstractContextManager[None]],
         deleted: Sequence[Keys] = (),
     ) -> None:
-        """Ask for them, each time in `one` slice; `deleted` grows by the row keys of rows that are
-        deleted meanwhile."""
+        """Query the written keys, in slices taken by `one`. The row keys of rows deleted meanwhile
+        are appended to `deleted`."""
         self._pool, self._table_id = pool, table_id
         dirty = dirty_keys(pool, one, self._note_stored, deleted)
         self._dirty = dirty[dirty >> KEY_BITS == table_id]
@@ -101,21 +104,21 @@ class WrittenKeys:
         return _union(self._stored.blocks_in_base(_SHIFT), *others)
 
     def all(self) -> Keys:
-        """Return all of them, ascending."""
+        """Return all written row keys, ascending."""
         blocks = self.blocks()
         cuts = range(0, len(blocks), _BLOCKS)
         pieces = [self.in_blocks(blocks[low : low + _BLOCKS]) for low in cuts]
         return np.concatenate([blocks[:0], *pieces])
 
     def in_blocks(self, blocks: Keys) -> Keys:
-        """Return the written row keys in ascending blocks, ascending."""
+        """Return the written row keys in the given ascending blocks, ascending."""
         found = [_of_blocks(keys, blocks) for keys in (self._dirty, self._logged)]
         found = [keys for keys in (self._stored.keys_in_base(blocks, _SHIFT), *found) if len(keys)]
         return found[0] if len(found) == 1 else _union(blocks[:0], *found)
 
 
 def _of_blocks(keys: Keys, blocks: Keys) -> Keys:
-    """Return the ascending keys that are in ascending blocks."""
+    """Return the keys that are in `blocks`; both arguments are ascending."""
     low, high = np.searchsorted(keys, [blocks[0] << _SHIFT, (blocks[-1] + 1) << _SHIFT])
     near: Keys = keys[low:high]
     at = np.searchsorted(blocks, near >> _SHIFT)

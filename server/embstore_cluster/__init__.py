@@ -9,23 +9,23 @@
 Or on the command line: `embstore cluster start|status|grow|drain|stop`.
 
     plan          a cluster's description as a value: the map, the shards' nodes and flags
-    coordinator   the actor that has the plan, in a file of its own
+    coordinator   the actor that owns the plan, and keeps it in a file
     shard         the actor of a shard, which keeps its server running
     process       the server's process: `embstore serve`, ended with its actor
-    rollback    all shards to one checkpoint, where one has lost commands
-    local         Ray on this machine, started where none runs
-    placing       on which nodes, and at which ports
+    rollback      all shards go back to one checkpoint after a shard has lost commands
+    local         Ray on this machine, started if none is running
+    placing       the nodes and ports of shards
     looking       the statistics that shards report
     clusters      start, status, stop
     growing       grow, drain
     changing      the coordinator's part of growing and draining
 
-**Recovery.** A shard's server that ends by itself is started again by its actor. An actor that ends
-is started again by Ray, and its server has ended with it. The coordinator is an actor like any
-other, and reads its file again. Addresses are in the map, and the same each time; acknowledged
-writes are in the shards' command logs, or, with a weaker durability, in a checkpoint of the
-cluster: a shard that lost commands which the others have would be a store of another time, so the
-others lose them, too.
+**Recovery.** A shard's actor restarts a server that ends by itself. Ray restarts an actor that
+ends; the actor's server has ended with it. The coordinator is an actor like any other, and reads
+its file again. Addresses are in the map, and do not change. Acknowledged writes are in the shards'
+command logs, or, with a weaker durability, in a checkpoint of the cluster. A shard that lost
+commands which the other shards have would be a store of an earlier time, so the other shards go
+back, too.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
-"""A cluster that grows or shrinks: the work of the coordinator, on a thread of its own.
+"""A cluster that grows or shrinks: the work of the coordinator, in a separate thread.
 
-Meanwhile the coordinator answers, because shards that are started ask it for the plan. The map is
-recorded in the coordinator's file, so after any crash the cluster follows that file: a coordinator
-that is started again gives all shards its map, after which they take writes
-(`embstore_client.moving.resolve`). The interrupted change itself is not resumed: the caller
-requests it again, and rows are copied anew.
+The coordinator still answers calls during that work, because shards that are started ask it for the
+plan. The map is recorded in the coordinator's file, so after any crash the cluster follows that
+file. A restarted coordinator sends its map to all shards, after which they accept writes
+(`embstore_client.moving.resolve`). It does not resume the interrupted change itself: the caller
+requests the change again, and rows are copied anew.
 """
 
 import logging
@@ -26,9 +26,9 @@ from embstore_client.shards.router import Router
 _LOG = logging.getLogger(__name__)
 BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
-"""The label of the checkpoint kept after partitions have moved: earlier labels are void."""
+"""The label of the checkpoint made after partitions have moved; earlier labels are void."""
 _TRIES, _PAUSE_S = 120, 1.0
-"""Tries and pauses to reach all shards, some of which may still be starting."""
+"""Number of tries and pause between them to reach all shards, which may still be starting."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Progress:
     """The progress of a change."""
 
     what: str = ""
-    """The change under way, for messages; "": none."""
+    """The change in progress, for messages. "": there is none."""
     rows: int = 0
-    """Copied so far."""
+    """Number of rows copied so far."""
     error: str = ""
-    """Why the last one has ended; "": it is done, or there was none."""
+    """Why the last change has failed. "": it succeeded, or there was none."""
 
 
 class Change:
@@ -48,9 +48,9 @@ class Change:
 
     Parameters
     ----------
-    current : returns the map that is recorded
-    record : records the next one
-    ended : called when all shards use the map, and take writes
+    current : returns the recorded map
+    record : records the next map
+    ended : called when all shards use the map, and accept writes
     """
 
     def __init__(
@@ -65,15 +65,16 @@ class Change:
 
     @property
     def is_running(self) -> bool:
-        """Whether one is under way."""
+        """Whether a change is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, count: int, joining: ShardMap | None, connecting: dict[str, Any]) -> None:
-        """Begin to have `count` shards: first those of the map `joining` join, where it is one."""
+        """Begin a change to `count` shards. If `joining` is a map, its additional shards join
+        first."""
         self._start(lambda: self._change(count, joining, connecting), connecting)
 
     def resolve(self, connecting: dict[str, Any]) -> None:
-        """Begin to give all shards the recorded map, after which they take writes."""
+        """Begin to send the recorded map to all shards, after which they accept writes."""
         self._start(lambda: self._resolve(connecting), connecting)
 
     def _start(self, work: Callable[[], None], connecting: dict[str, Any]) -> None:
@@ -136,20 +137,20 @@ class Change:
                 moving.switch(shards, left, self._record, by=BY)
 
     def _keep(self, shard_map: ShardMap, connecting: dict[str, Any]) -> None:
-        """Keep a checkpoint on every shard, at one barrier."""
+        """Make a checkpoint on every shard, at one barrier."""
         self._report("a checkpoint is kept", self.progress.rows)
         label, metadata = LABEL.format(shard_map.version), {"map_version": shard_map.version}
         with (
             _connected(shard_map, connecting) as shards,
             closing(Router(shards, shard_map)) as router,
-            suppress(CheckpointExistsError),  # it was kept before the coordinator was started again
+            suppress(CheckpointExistsError),  # it was made before the coordinator was restarted
         ):
             router.execute(c.Checkpoint(label, metadata))
 
 
 @contextmanager
 def _connected(shard_map: ShardMap, connecting: dict[str, Any]) -> Iterator[list[Executor]]:
-    """Yield the executor of each shard."""
+    """Yield the executors of all shards."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(connect_one(address, **connecting)).executor

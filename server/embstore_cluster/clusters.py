@@ -1,8 +1,8 @@
-"""Starting a cluster, looking at it, and ending it.
+"""Starts a cluster, reports its status, and stops it.
 
-The directory of a cluster has `coordinator.json`, from which the same cluster is started again. The
-map, addresses and directories are taken from that file, not from the arguments; flags and resources
-are taken from the arguments.
+The directory of a cluster contains `coordinator.json`, from which the same cluster is started
+again. The map, addresses and directories are taken from that file, not from the arguments. Flags
+and resources are taken from the arguments.
 """
 
 import os
@@ -30,13 +30,14 @@ from embstore_cluster.shard import Shard
 NAME = "embstore"
 CACHE_BYTES = 1 << 30
 READY_TIMEOUT_S = 600.0
-"""A shard may have commands to execute again, and kernels to compile."""
+"""Long, because a shard may have to execute commands again, and to compile kernels."""
 STOP_TIMEOUT_S = 120.0
 _STATES_TIMEOUT_S = 20.0
-"""For all shards' actors together to answer; one whose node is away does not."""
+"""Time for the actors of all shards together to answer. The actor of a lost node does not
+answer."""
 _CALL_TIMEOUT_S = 60.0
 _CONCURRENCY = 8
-"""Calls of a shard's actor side by side: some wait."""
+"""Number of concurrent calls of a shard's actor: some of them wait."""
 
 
 LASTING: dict[str, Any] = {
@@ -50,17 +51,18 @@ LASTING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that runs."""
+    """A running cluster."""
 
     name: str
     data: str
     shard_map: ShardMap
     admins: tuple[str, ...]
-    """The address of each shard's REST."""
+    """The address of each shard's REST server."""
 
     @property
     def address(self) -> str:
-        """Where to connect: the address of its first shard. Any other will do."""
+        """The address to connect to: the first shard's. The address of any other shard works
+        too."""
         return self.shard_map.shards[0]
 
 
@@ -77,28 +79,29 @@ def start(
     address: str | None = None,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> Cluster:
-    """Start a cluster on Ray, and return when every shard is ready. A start that was cut off is
-    finished, with its arguments.
+    """Start a cluster on Ray, and return when every shard is ready. If an earlier start was
+    interrupted, finish it, with the arguments of that start.
 
     Parameters
     ----------
-    shards : how many; None: as many as the cluster in `data` has
+    shards : number of shards. None: the number of the cluster in `data`
     data : directory of the coordinator's file and of the shards, each on the node of its shard
-    name : name of its actors; clusters on one Ray have different names
-    cache_bytes : of each shard
+    name : name of the cluster's actors; clusters on one Ray have different names
+    cache_bytes : bytes of the cache of each shard
     num_cpus, num_gpus : processors and GPUs that Ray reserves for each shard
-    durability : durability of every shard. With less than "commands", where a shard that dies has
-        lost any, the cluster goes back to its last checkpoint (`rollback`)
+    durability : durability of every shard. With less than "commands", the cluster goes back to its
+        last checkpoint if a shard dies and has lost commands (`rollback`)
     flags : further flags of `embstore serve`, for every shard
-    address : address of Ray; None: the address of the job, of RAY_ADDRESS or of this machine's Ray,
-        else a Ray is started
+    address : address of Ray. None: the address of the job, of RAY_ADDRESS or of this machine's Ray;
+        if there is none, a Ray is started
 
     Raises
     ------
-    InvalidArgumentError : a cluster of that name runs; the one in `data` has other shards; `data`
-        has files that are of no cluster.
+    InvalidArgumentError : a cluster of that name runs; the cluster in `data` has other shards; or
+        `data` contains files that belong to no cluster.
     CapacityError : Ray has no room.
-    StoreClosedError : a shard did not get ready; the message has its error. Nothing runs then.
+    StoreClosedError : a shard did not become ready. The message contains its error; no actor is
+        left.
     """
     one_of(durability, "durability", LEVELS)
     path = Path(data).absolute()
@@ -126,12 +129,13 @@ def start(
 
 
 def _finished(coordinator: Any, path: Path, timeout_s: float) -> Cluster:
-    """Finish a start that was cut off: have the shards started that are not, and wait for all.
+    """Finish an interrupted start: start the actors of shards that have none, and wait for all
+    shards.
 
     Raises
     ------
-    InvalidArgumentError : the cluster runs, or is that of another directory.
-    StoreClosedError : a shard did not get ready.
+    InvalidArgumentError : the cluster runs, or belongs to another directory.
+    StoreClosedError : a shard did not become ready.
     """
     plan: Plan = ray.get(coordinator.plan.remote(), timeout=timeout_s)
     if plan.data != str(path) or all(state["ready"] for state in _states(plan)):
@@ -143,7 +147,7 @@ def _finished(coordinator: Any, path: Path, timeout_s: float) -> Cluster:
 
 
 def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
-    """Return how many shards there are to be, of a cluster that may have been there before."""
+    """Return the number of shards for a start, of a new cluster or of an existing one."""
     count = shards if shards is not None else len(known.shards) if known else 0
     if count < 1:
         raise InvalidArgumentError(
@@ -157,13 +161,13 @@ def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
 
 
 def _restored_map(path: Path) -> ShardMap | None:
-    """Return the map of shards that are there without a coordinator, as a backup is restored."""
+    """Return the map of shards that exist without a coordinator, as after restoring a backup."""
     place = read(Files(path / "shard-0"))
     return None if place is None else place.shard_map
 
 
 def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap | None) -> Plan:
-    """Return the plan of a cluster at new addresses: of shards that are there, or of new ones."""
+    """Return the plan of a cluster at new addresses, with existing shards or with new ones."""
     nodes = nodes_for(count, resources)
     listens, admins = addresses(nodes)
     if known is None:
@@ -174,7 +178,7 @@ def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap
 
 
 def _begin(plan: Plan, path: Path, timeout_s: float) -> None:
-    """Start all actors of a plan; after an error none is left."""
+    """Start all actors of a plan. After an error no actor is left."""
     try:
         here = at_node(ray.util.get_node_ip_address())
         coordinator = (
@@ -191,11 +195,11 @@ def _begin(plan: Plan, path: Path, timeout_s: float) -> None:
 
 
 def started(plan: Plan, numbers: Iterable[int], timeout_s: float) -> None:
-    """Start the actors of some shards, and return when each is ready.
+    """Start the actors of some shards, and return when each shard is ready.
 
     Raises
     ------
-    StoreClosedError : one did not get ready.
+    StoreClosedError : a shard did not become ready.
     """
     calls = {}
     for shard in numbers:
@@ -226,9 +230,9 @@ def status(
     address: str | None = None,
     **connecting: Any,
 ) -> dict[str, Any]:
-    """Return each shard's partitions, address and statistics, of a cluster that runs.
+    """Return the partitions, address and statistics of each shard of a running cluster.
 
-    `connecting` has the arguments of `embstore.connect`, by which shards are asked for their
+    `connecting` has the arguments of `embstore.connect`, with which shards are asked for their
     statistics (`looking`).
 
     Raises
@@ -269,7 +273,7 @@ def status(
 
 
 def _states(plan: Plan) -> list[dict[str, Any]]:
-    """Return the state that each shard's actor reports; all are asked at once."""
+    """Return the state that each shard's actor reports; all actors are asked concurrently."""
     actors = [_actor(plan.actor(shard)) for shard in range(len(plan.nodes))]
     calls = [None if actor is None else actor.state.remote() for actor in actors]
     asked = [call for call in calls if call is not None]
@@ -298,13 +302,13 @@ def stop(
     address: str | None = None,
     timeout_s: float = STOP_TIMEOUT_S,
 ) -> None:
-    """End a cluster: every shard commits. Its directories stay, for the next `start`. A Ray that
-    `start` had started is ended, too.
+    """Stop a cluster: every shard commits and ends. Its directories stay, for the next `start`. A
+    Ray that `start` has started is ended, too.
 
     Raises
     ------
-    StoreClosedError : no cluster of that name runs; or a shard did not end as it should: the others
-        have, and its commands are in its log.
+    StoreClosedError : no cluster of that name runs; or a shard did not end properly. In that case
+        the other shards have ended, and the shard's commands are in its log.
     """
     path = Path(data).absolute()
     plan, coordinator = running(path, name, address)
@@ -316,7 +320,7 @@ def stop(
 
 
 def _end(plan: Plan, timeout_s: float) -> list[str]:
-    """End the actors, shards first; return the problems."""
+    """End the actors, shards first; return descriptions of problems."""
     problems = ended(plan, range(len(plan.nodes)), timeout_s)
     coordinator = _actor(plan.coordinator)
     if coordinator is not None:
@@ -325,7 +329,7 @@ def _end(plan: Plan, timeout_s: float) -> list[str]:
 
 
 def ended(plan: Plan, numbers: Iterable[int], timeout_s: float) -> list[str]:
-    """End the actors of some shards; return the problems."""
+    """End the actors of some shards; return descriptions of problems."""
     actors = {shard: _actor(plan.actor(shard)) for shard in numbers}
     there = {shard: actor for shard, actor in actors.items() if actor is not None}
     calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}
@@ -342,7 +346,7 @@ def ended(plan: Plan, numbers: Iterable[int], timeout_s: float) -> list[str]:
 
 
 def running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
-    """Return the plan of a cluster that runs, and its coordinator."""
+    """Return the plan of a running cluster, and its coordinator."""
     local.attach(data, address=address, cpus=None)
     coordinator = _actor(coordinator_of(name))
     if coordinator is None:
@@ -352,7 +356,7 @@ def running(data: Path, name: str, address: str | None) -> tuple[Plan, Any]:
 
 
 def _actor(name: str) -> Any:
-    """Return an actor by its name; None: there is none."""
+    """Return the actor of this name, or None."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:

@@ -133,7 +133,7 @@ def grow(
     insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add shards, which take their share of partitions while clients go on.
+    """Add shards, which take their share of partitions while clients continue.
 
     A failure half way leaves the partitions where they are; give the command again.
     """
@@ -152,7 +152,7 @@ def drain(
     insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have fewer shards: the last ones give their partitions to the others, and end.
+    """Remove shards: the last ones give their partitions to the other shards, and end.
 
     A failure half way leaves the partitions where they are; give the command again.
     """

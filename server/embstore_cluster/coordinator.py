@@ -1,15 +1,15 @@
-"""The coordinator: an actor that has a cluster's plan, and keeps it in a file of its own.
+"""The coordinator: an actor that owns a cluster's plan, and keeps it in a file.
 
-The file `coordinator.json` is replaced whole, and is on the disk before its content is given to
-anybody. So a coordinator that is killed at any moment comes back with the same plan. Shards ask it
+The file `coordinator.json` is replaced as a whole, and is on disk before any caller gets its new
+content. So a coordinator that is killed at any moment restarts with the same plan. Shards ask it
 for the plan each time they start a server, and report lost commands to it (`rollback`). Training
-goes on while it is away.
+continues while the coordinator is away.
 
-It also has shards join and leave (`changing`), and records the map of such a change. Shards that
-are to join are in a plan of their own, `joining`, until they have.
+It also makes shards join and leave (`changing`), and records the map of each such change. Shards
+that are about to join are in a separate plan, `joining`, until they have joined.
 
-Ray has one call after the other executed. A call may come twice, when the actor died in between:
-each leaves the same the second time, but for the count of starts, which is then one too large.
+Ray executes one call after the other. Ray may repeat a call if the actor died during it. A repeated
+call has the same effect as one call, except that the count of starts may be one too large.
 """
 
 import json
@@ -31,12 +31,12 @@ PATH = "coordinator.json"
 _OWN = re.compile(
     r"(coordinator\.json|ray\.(json|token|log)|shard-[0-9]+(\.(map|back)\.json)?)(\.new)?"
 )
-"""The names of files and directories that belong to a cluster."""
+"""Pattern for the names of files and directories that belong to a cluster."""
 _SHOWN = 3
 
 
 def check_directory(data: str) -> None:
-    """Raise InvalidArgumentError, if a directory has files of no cluster."""
+    """Raise InvalidArgumentError if a directory contains files that belong to no cluster."""
     others = [n for n in Files(data).list("") if not _OWN.fullmatch(n) and n != "lost+found"]
     if others:
         shown = ", ".join(map(repr, others[:_SHOWN])) + (", ..." if len(others) > _SHOWN else "")
@@ -47,7 +47,7 @@ def check_directory(data: str) -> None:
 
 
 def kept_plan(data: str) -> Plan | None:
-    """Return the plan that a directory has; None: it has none."""
+    """Return the plan in a directory, or None."""
     found = _read(Files(data))
     return None if found is None else found.plan
 
@@ -59,9 +59,9 @@ class _Kept:
     plan: Plan
     starts: list[int]
     joining: Plan | None = None
-    """The plan with the shards that are to join; None: none are."""
+    """The plan that includes shards that are about to join. None: there are none."""
     is_changing: bool = False
-    """Writes of shards may be paused."""
+    """Whether writes of shards may be paused."""
 
 
 def _read(files: Files) -> _Kept | None:
@@ -79,11 +79,11 @@ def _read(files: Files) -> _Kept | None:
 
 
 class Coordinator:
-    """Has the plan of a cluster."""
+    """Owns the plan of a cluster."""
 
     def __init__(self, plan: Plan) -> None:
-        """Begin with `plan`, unless the file has a newer state of the same start: Ray gives the
-        same arguments each time that it starts this actor again."""
+        """Begin with `plan`, unless the file has a newer state of the same start: Ray passes the
+        same arguments each time it restarts this actor."""
         Path(plan.data).mkdir(parents=True, exist_ok=True)
         self._files = Files(plan.data)
         found = _read(self._files)
@@ -92,7 +92,7 @@ class Coordinator:
         self._change = Change(lambda: self._kept.plan.shard_map, self._record, self._ended)
         if found is not None and found.plan.life == plan.life:
             self._kept = found
-            if found.is_changing:  # it has died in the middle of that
+            if found.is_changing:  # the actor died during a change
                 self._change.resolve({})
         else:
             self._write()
@@ -116,12 +116,12 @@ class Coordinator:
         return self._kept.plan
 
     def starts(self) -> list[int]:
-        """Return how often each shard's server was started since the cluster was."""
+        """Return how often each shard's server was started since the start of the cluster."""
         return self._kept.starts
 
     def starting(self, shard: int) -> Plan:
-        """Note that a shard starts a server; return the plan, of one that is to join the one that
-        has it."""
+        """Record that a shard starts a server, and return its plan; a shard that is about to join
+        gets the plan that contains it."""
         with self._writing:
             self._kept.starts += [0] * (shard + 1 - len(self._kept.starts))
             self._kept.starts[shard] += 1
@@ -131,14 +131,14 @@ class Coordinator:
             return self._kept.plan
 
     def lost(self, number: int) -> None:
-        """Have the cluster go back, as a shard has lost commands since it went back for the
-        `number`th time; return when no server of before runs any more.
+        """Make the cluster go back, because a shard has lost commands since the cluster went back
+        for the `number`th time. Return when no earlier server runs any more.
 
         Raises
         ------
         CheckpointNotFoundError : there is no checkpoint that all shards have.
         """
-        import ray  # here: the rest does without
+        import ray  # here, because other methods do not need it
 
         plan = self._kept.plan
         actors = {
@@ -156,8 +156,8 @@ class Coordinator:
     # Growing and shrinking
 
     def joining(self, plan: Plan | None) -> Plan | None:
-        """Note the plan with shards that are to join, if there is none; return that which there
-        is."""
+        """Record the plan with shards that are about to join, unless one is recorded already.
+        Return the recorded plan."""
         with self._writing:
             if self._kept.joining is None and plan is not None:
                 self._kept.joining = plan
@@ -165,11 +165,11 @@ class Coordinator:
             return self._kept.joining
 
     def change(self, count: int, connecting: dict[str, Any]) -> None:
-        """Begin to have `count` shards; additional ones have been started.
+        """Begin a change to `count` shards. Additional shards have been started before.
 
         Raises
         ------
-        InvalidArgumentError : a change is under way.
+        InvalidArgumentError : another change is in progress.
         """
         if self._change.is_running:
             raise InvalidArgumentError(
@@ -183,11 +183,12 @@ class Coordinator:
         self._change.begin(count, joining, connecting)
 
     def progress(self) -> tuple[bool, Progress]:
-        """Return whether a change is under way, and how far it is, or why the last has ended."""
+        """Return whether a change is in progress, and its progress or the error of the last
+        change."""
         return self._change.is_running, self._change.progress
 
     def _record(self, shard_map: ShardMap) -> None:
-        """Record the next map of the cluster. On the thread of a change."""
+        """Record the next map of the cluster. Runs in the thread of a change."""
         with self._writing:
             count = len(shard_map.shards)
             plan = self._kept.plan
@@ -201,7 +202,7 @@ class Coordinator:
             self._write()
 
     def _ended(self) -> None:
-        """Note that all shards use the map, and take writes. On the thread of a change."""
+        """Record that all shards use the map, and accept writes. Runs in the thread of a change."""
         with self._writing:
             self._kept.is_changing = False
             self._write()

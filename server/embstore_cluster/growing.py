@@ -1,8 +1,8 @@
-"""Having more shards, or fewer, while clients read and write.
+"""Grows or shrinks a cluster while clients read and write.
 
-New shards are started first, each on an empty directory; then the coordinator has them join, and
-partitions move (`changing`). Shards that leave have no partition any more: their servers are ended
-last. It is always the last-numbered ones that come and leave.
+New shards are started first, each on an empty directory. Then the coordinator makes them join, and
+partitions move (`changing`). Shards that leave have no partitions any more; their servers are ended
+last. The shards that join and leave are always those with the highest numbers.
 """
 
 import os
@@ -35,20 +35,20 @@ def grow(
     report: Callable[[Progress], Any] = lambda progress: None,
     **connecting: Any,
 ) -> Cluster:
-    """Have more shards, and return when they have their share of the partitions.
+    """Add shards, and return when they have their share of the partitions.
 
     Parameters
     ----------
-    shards : how many the cluster is to have
-    timeout_s : for new shards to get ready; moving takes as long as it takes
-    report : called now and then with how far it is
-    connecting : as of `embstore.connect`, for the coordinator
+    shards : number of shards that the cluster will have
+    timeout_s : timeout for new shards to become ready; moving partitions has no timeout
+    report : called with the progress about every half second
+    connecting : arguments of `embstore.connect`, for the coordinator
 
     Raises
     ------
-    InvalidArgumentError : it has more; a change is under way.
-    StoreClosedError : no cluster of that name runs; a new shard did not get ready.
-    EmbstoreError : why partitions were not moved; the call may be repeated.
+    InvalidArgumentError : the cluster has more shards; or a change is in progress.
+    StoreClosedError : no cluster of that name runs; or a new shard did not become ready.
+    EmbstoreError : partitions were not moved, for the given reason; the call may be repeated.
     """
     plan, coordinator = clusters.running(Path(data).absolute(), name, address)
     _check_logged(plan)
@@ -74,15 +74,15 @@ def drain(
     report: Callable[[Progress], Any] = lambda progress: None,
     **connecting: Any,
 ) -> Cluster:
-    """Have fewer shards: the last ones give their partitions to the others, and end. Their
-    directories stay, and have nothing that counts any more.
+    """Remove shards: the last ones give their partitions to the other shards, and end. Their
+    directories stay, but contain no rows of the cluster any more.
 
     Parameters
     ----------
-    shards : how many the cluster is to have
-    timeout_s : for those that leave to end
+    shards : number of shards that the cluster will have
+    timeout_s : timeout for leaving shards to end
 
-    The rest is as of `grow`.
+    The other parameters and the errors are as in `grow`.
     """
     plan, coordinator = clusters.running(Path(data).absolute(), name, address)
     _check_logged(plan)
@@ -95,7 +95,7 @@ def drain(
 
 
 def _check_logged(plan: Plan) -> None:
-    """Refuse to move rows that a shard might lose, and others not."""
+    """Refuse to move rows if one shard might lose them while the others do not."""
     if plan.durability != "commands":
         raise InvalidArgumentError(
             f"cluster {plan.name!r} has durability {plan.durability!r}: partitions can only be "
@@ -104,7 +104,7 @@ def _check_logged(plan: Plan) -> None:
 
 
 def _joining(plan: Plan, shards: int, coordinator: Any) -> Plan:
-    """Return the plan with the shards that are to join: one that was begun before, or a new one."""
+    """Return the plan with the shards that are about to join: one recorded before, or a new one."""
     more = shards - len(plan.shard_map.shards)
     nodes = nodes_for(more, plan.resources)
     listens, admins = addresses(nodes)
@@ -126,7 +126,7 @@ def _joining(plan: Plan, shards: int, coordinator: Any) -> Plan:
 def _changed(
     shards: int, coordinator: Any, connecting: dict[str, Any], report: Callable[[Progress], Any]
 ) -> Cluster:
-    """Have the coordinator do it, and wait."""
+    """Make the coordinator change the cluster, and wait for it."""
     begin = coordinator.change.remote(shards, connecting)
     try:
         ray.get(begin, timeout=_CALL_TIMEOUT_S)

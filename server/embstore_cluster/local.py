@@ -1,11 +1,11 @@
-"""Ray for a cluster: the one that is there, or one of its own on this machine.
+"""Ray for a cluster: a running Ray, or one that is started on this machine.
 
-Where the caller is in a Ray job, or RAY_ADDRESS or this machine has a Ray, that is taken. Else one
-is started (`ray start`), which lives on when the command ends, and is ended by `stop`.
+If the caller is in a Ray job, or RAY_ADDRESS or this machine has a Ray, that Ray is used. Otherwise
+one is started (`ray start`). It keeps running when the command ends, and is ended by `stop`.
 
-Ray listens on all interfaces, and every client can run programs; there is no setting for loopback
-alone (2.60). So a Ray of our own takes calls with a token only, which it reads from a file that its
-user alone can read. The shards' own ports are on loopback.
+Ray listens on all interfaces, and every client can run programs; Ray 2.60 has no setting for
+loopback alone. So a Ray that is started here accepts calls only with a token, which it reads from a
+file that only its user can read. The shards' own ports are on loopback.
 """
 
 import json
@@ -31,45 +31,46 @@ from embstore_cluster.plan import NAMESPACE
 
 _FILE, _TOKEN, _LOG, _FOLDER = "ray.json", "ray.token", "ray.log", "embstore-ray-"
 _OBJECTS_BYTES = 100_000_000
-"""Ray's object store, which is not used: about the least that it takes."""
+"""Bytes of Ray's object store, which is not used: about the smallest possible size."""
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 90.0
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.2
 _GATE = 'read -r _ && exec "$@" </dev/null'
-"""Of a shell: it becomes the command when it is told to, and ends with who started it before."""
+"""A shell command that waits for a line of input, and then becomes the given command. If its parent
+ends before that, it ends too."""
 
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A Ray of our own."""
+    """A Ray that was started here."""
 
     pid: int
-    """Process id of `ray start`, whose end ends it."""
+    """Process id of `ray start`; Ray ends with that process."""
     began: int
-    """Start time of that process, in the system's count: another process may get its id later."""
+    """Start time of that process, in system ticks: another process may get its id later."""
     address: str
     folder: str
-    """The directory of its sockets, whose paths have to be short, and of its logs."""
+    """The directory of Ray's sockets, whose paths have to be short, and of its logs."""
 
 
 def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
-    """Connect to Ray; return whether it is one of our own.
+    """Connect to Ray; return whether it was started by this module.
 
     Parameters
     ----------
-    address : of the Ray to take; None: one that is there
-    cpus : where there is none: CPUs of the Ray to start; None: start none
+    address : address of the Ray to use. None: a running one
+    cpus : number of CPUs of the Ray to start if none is running. None: start none
 
     Raises
     ------
-    StoreClosedError : there is none, and none is to be started, or it did not start.
+    StoreClosedError : no Ray is running, and none is to be started, or it did not start.
     """
     found = _own(data)
     if ray.is_initialized():
         return found is not None
     if found is not None:
-        _wait_ready(data, found)  # the command that started it may have been killed before
+        _wait_ready(data, found)  # the command that started it may have been killed
         _connect(found.address, data)
         return True
     address = address or os.environ.get("RAY_ADDRESS") or _of_machine()
@@ -89,7 +90,7 @@ def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
 
 
 def end(data: Path) -> None:
-    """End the Ray of our own, if there is one."""
+    """End the Ray that was started here, if there is one."""
     found = _own(data)
     if found is None:
         return
@@ -110,7 +111,7 @@ def end(data: Path) -> None:
 def _connect(address: str, token_of: Path | None) -> None:
     if token_of is not None:
         os.environ |= _environment(token_of)
-        Config.initialize("")  # Ray has read the environment when it was imported
+        Config.initialize("")  # because Ray has read the environment when it was imported
         AuthenticationTokenLoader.instance().reset_cache()
     ray.init(
         address=address,
@@ -121,9 +122,9 @@ def _connect(address: str, token_of: Path | None) -> None:
 
 
 def _of_machine() -> str | None:
-    """Return the address of the Ray that was started on this machine last, if it listens.
+    """Return the address of the Ray that was started last on this machine, if it listens.
 
-    Asked here, and not by `ray.init("auto")`, which takes long to find that no Ray listens.
+    `ray.init("auto")` could find it too, but takes long to detect that no Ray listens.
     """
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
     try:
@@ -140,7 +141,7 @@ def _environment(data: Path) -> dict[str, str]:
 
 
 def _own(data: Path) -> LocalRay | None:
-    """Return the Ray of our own that runs."""
+    """Return the running Ray that was started for this directory, or None."""
     try:
         found = LocalRay(**json.loads((data / _FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -149,7 +150,7 @@ def _own(data: Path) -> LocalRay | None:
 
 
 def _began(pid: int) -> int | None:
-    """Return when a process began, in the system's ticks; None: it has ended."""
+    """Return when a process began, in system ticks. None: it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -158,7 +159,7 @@ def _began(pid: int) -> int | None:
 
 
 def _start(data: Path, cpus: int) -> LocalRay:
-    """Start Ray, and return when it takes calls."""
+    """Start Ray, and return when it accepts calls."""
     files = Files(data)
     files.make_directory("")
     with closing(files.create(_TOKEN)) as token:
@@ -180,14 +181,14 @@ def _start(data: Path, cpus: int) -> LocalRay:
             stdout=log.descriptor,
             stderr=subprocess.STDOUT,
             env=os.environ | _environment(data),
-            start_new_session=True,  # a Ctrl-C here is not one there
+            start_new_session=True,  # so that Ctrl-C here does not interrupt Ray
         )
     began = _began(process.pid)
     assert began is not None, "it is not waited for, so it is there, if only as a zombie"
     found = LocalRay(process.pid, began, f"127.0.0.1:{port}", folder)
     files.replace(_FILE, json.dumps(asdict(found)).encode())
     assert process.stdin is not None
-    with process.stdin as gate:  # only now, so that there is none that nobody finds
+    with process.stdin as gate:  # after the file is written, so that every Ray can be found
         gate.write(b"\n")
     try:
         _wait_ready(data, found)
@@ -199,10 +200,10 @@ def _start(data: Path, cpus: int) -> LocalRay:
 
 
 def _wait_ready(data: Path, found: LocalRay) -> None:
-    """Return when a Ray of our own takes calls. Raises StoreClosedError: it has ended, or takes
-    long."""
+    """Return when the Ray that was started here accepts calls. Raises StoreClosedError if it has
+    ended, or takes too long."""
     until = monotonic() + _START_TIMEOUT_S
-    while "ray.init(" not in (text := _log_of(data)):  # how it says that all of it is there
+    while "ray.init(" not in (text := _log_of(data)):  # Ray logs this when it is ready
         if _began(found.pid) != found.began or monotonic() > until:
             raise StoreClosedError(f"Ray did not start:\n{text}")
         sleep(_LOOK_S)
@@ -216,7 +217,7 @@ def _log_of(data: Path) -> str:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return unused ports of an address of this machine."""
+    """Return unused ports on an address of this machine."""
     with ExitStack() as taken:
         sockets = [taken.enter_context(closing(socket.socket())) for _ in range(count)]
         for one in sockets:

@@ -1,8 +1,8 @@
-"""The statistics that shards report: the rows that each has, and its commands a second.
+"""The statistics that shards report: the number of rows of each shard, and its commands per second.
 
-Rates are differences of two readings, so a look takes `LOOK_S`. **Skew** is how much more than the
-mean the shard with the most has: 1 where all have equally much. A cluster is as fast as its busiest
-shard.
+Rates are differences of two readings, so reading them takes `LOOK_S`. **Skew** is the largest value
+of a shard divided by the mean over the shards: 1 if all shards have equal values. A cluster is as
+fast as its busiest shard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _SKEWED = "rows_resident", "bytes", "keys_per_s"
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("command", "tables", "rows_resident", "bytes", "commands_per_s", "keys_per_s")
 )
-"""The entry of a shard that did not answer: all None."""
+"""The entry of a shard that did not answer: all values are None."""
 
 
 def look(addresses: Mapping[int, str], connecting: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
@@ -27,9 +27,9 @@ def look(addresses: Mapping[int, str], connecting: Mapping[str, Any]) -> dict[in
 
     Returns
     -------
-    `tables`, `rows_resident`, `bytes` on the disk, `command`, the number of the last one; of one
-    second `commands_per_s`, and `keys_per_s`, of lookups. None: it did not answer; `error` says
-    why.
+    `tables`, `rows_resident`, `bytes` on disk, and `command`, the number of the last command.
+    Measured over one second: `commands_per_s`, and `keys_per_s` of lookups. The values are None for
+    a shard that did not answer; `error` is the reason.
     """
     with ThreadPoolExecutor(len(addresses) or 1) as threads:
         ask = partial(_asked, connecting=connecting)
@@ -60,7 +60,7 @@ def _keys(stats: dict[str, Any]) -> int:
 
 
 def skew(shards: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return, by statistic, the largest value of a shard divided by the mean; None: a shard did not
+    """Return, by statistic, the largest value of a shard divided by the mean. None: a shard did not
     answer, or all values are zero."""
     found: dict[str, float | None] = {}
     for name in _SKEWED:

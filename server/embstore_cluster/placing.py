@@ -1,8 +1,9 @@
-"""On which nodes of Ray the shards of a new cluster run, and at which ports.
+"""The nodes of Ray on which the shards of a new cluster run, and their ports.
 
-It is decided once, and kept in the plan: a shard's rows are on its node's disk, and its address is
-in the map. So a shard is tied to the IP of its node (Ray's resource `node:IP`), and waits for it
-where that is away. If Ray has one node, that is this machine: the shards are on loopback then.
+Nodes and ports are chosen once, and stored in the plan: a shard's rows are on its node's disk, and
+its address is in the map. So a shard is tied to the IP of its node (Ray's resource `node:IP`), and
+waits for the node if it is away. If Ray has only one node, it is this machine, and the shards
+listen on loopback.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from embstore_cluster.plan import Resources
 
 _WAIT_S = 30.0
 _SHARE = 0.001
-"""A shard's part of the resource `node:IP`, of which a node has 1."""
+"""A shard's part of the resource `node:IP`; each node has 1 of it."""
 
 
 def at_node(ip: str) -> dict[str, float]:
@@ -25,11 +26,11 @@ def at_node(ip: str) -> dict[str, float]:
 
 
 def nodes_for(shards: int, resources: Resources) -> list[str]:
-    """Return the IP of a node for each shard, spread as far as there are nodes.
+    """Return the IP of a node for each shard; shards are spread over as many nodes as possible.
 
     Raises
     ------
-    CapacityError : Ray has no room for all of them.
+    CapacityError : Ray has no room for all shards.
     """
     group = placement_group([resources.bundle()] * shards, strategy="SPREAD")
     try:
@@ -47,7 +48,7 @@ def nodes_for(shards: int, resources: Resources) -> list[str]:
 
 
 def addresses(nodes: list[str]) -> tuple[list[str], list[str]]:
-    """Return of each shard where its gRPC and its REST are to listen, given its node."""
+    """Return the gRPC address and the REST address of each shard, given the shards' nodes."""
     alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     counts = {ip: 2 * nodes.count(ip) for ip in nodes}
     if len(alive) == 1:

@@ -1,4 +1,4 @@
-"""The plan of a cluster, as a value: the map, each shard's node, and how its server is started."""
+"""The plan of a cluster, as a value: the map, each shard's node, and its server's arguments."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from embstore.errors import CorruptTableError
 from embstore.sharding import ShardMap
 
 NAMESPACE = "embstore"
-"""The namespace of Ray in which the actors of all clusters have their names."""
+"""The namespace of Ray that contains the actors of all clusters."""
 
 
 @dataclass(frozen=True)
@@ -20,25 +20,25 @@ class Resources:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     memory_bytes: int = 0
-    """Memory for the cache, where that is in the host's memory."""
+    """Memory for the cache, if the cache is in host memory."""
 
     def options(self) -> dict[str, Any]:
-        """Return them as Ray's options of an actor."""
+        """Return the resources as Ray's options of an actor."""
         found: dict[str, Any] = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
         return found | ({"memory": self.memory_bytes} if self.memory_bytes else {})
 
     def bundle(self) -> dict[str, float]:
-        """Return them as a bundle of a placement group."""
+        """Return the resources as a bundle of a placement group."""
         wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory_bytes)}
         return {name: count for name, count in wanted.items() if count}
 
 
 @dataclass(frozen=True)
 class RollbackPoint:
-    """The checkpoint to which the shards of a cluster have gone back last (`rollback`)."""
+    """The checkpoint to which the shards of a cluster went back last (`rollback`)."""
 
     number: int = 0
-    """The number of times that they have gone back."""
+    """The number of times that the cluster has gone back."""
     label: str = ""
 
 
@@ -47,23 +47,23 @@ class Plan:
     """A cluster. The tuples have an entry for each shard, by number."""
 
     name: str
-    """The name by which its actors are found."""
+    """The name by which the cluster's actors are found."""
     data: str
-    """The absolute path of the directory that has the shards' own, on every node."""
+    """The absolute path, on every node, of the directory that contains the shards' directories."""
     shard_map: ShardMap
     admins: tuple[str, ...]
-    """The address of each shard's REST."""
+    """The address of each shard's REST server."""
     nodes: tuple[str, ...]
-    """The IP, as Ray has it, of the node where each shard's directory is."""
+    """The IP, as Ray reports it, of the node with each shard's directory."""
     resources: Resources = Resources()
     flags: tuple[str, ...] = ()
     """Further flags of `embstore serve`, for every shard."""
     life: str = ""
-    """Id of one start of the cluster: each start has another one."""
+    """Id of one start of the cluster; each start has a new one."""
     durability: Durability = "commands"
     """Durability of every shard."""
     back: RollbackPoint = RollbackPoint()
-    """The checkpoint to which the shards have gone back last."""
+    """The checkpoint to which the shards went back last."""
 
     @property
     def coordinator(self) -> str:
@@ -95,11 +95,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str | bytes, place: str) -> "Plan":
-        """Return the plan of such a text; `place` names it in errors.
+        """Return the plan from the text of a file; errors name the file by `place`.
 
         Raises
         ------
-        CorruptTableError : it is none.
+        CorruptTableError : the text is not a plan.
         """
         try:
             given: Any = json.loads(text)

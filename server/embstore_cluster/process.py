@@ -1,9 +1,9 @@
 """A server that ends with its parent: `-m embstore_cluster.process PARENT [WORD ...] serve ...`.
 
-A server that outlived its actor would have the directory and the port that the next one needs. The
-system ends it (SIGKILL) with the thread that started it, for any reason: to a store this is a
-crash, from which its command log recovers. A parent that has gone before the system was asked is
-detected by its process id.
+A server that outlived its actor would keep the directory and the port that the next server needs.
+So the system kills it (SIGKILL) when the thread that started it ends, for any reason. To a store
+this is a crash, from which its command log recovers. If the parent ended before the system was
+asked to do so, the server detects it by the parent's process id.
 
 Words before `serve` are for `rollback`, which prepares the directory first.
 """
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Have the system end this process with its parent, and run a command line of embstore."""
+    """Tie this process to its parent's life, and run a command line of embstore."""
     parent = int(sys.argv[1])
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:

@@ -1,21 +1,21 @@
-"""Going back: where a shard has lost commands, all shards go to one checkpoint, or none serves.
+"""Going back: if a shard has lost commands, all shards restore one checkpoint before any serves.
 
-With durability "checkpoint" or "interval" a shard that has died comes back at its last commit, and
-the others are ahead of it. No trainer has seen the state that they have together. So the cluster
-goes back, as one, to the last checkpoint that all shards have:
+With durability "checkpoint" or "interval" a shard that died restarts at its last commit, and the
+other shards are ahead of it. No trainer has ever seen their combined state. So the cluster goes
+back, as a whole, to the last checkpoint that all shards have:
 
-1. A shard's server looks at its directory before it opens it (`prepare`, in the server's process,
-   which has the directory's lock, so that no server before it can write any more). A catalogue with
-   a tail has lost commands: the process ends with LOST.
-2. Its actor notifies the coordinator, which asks all actors which checkpoints are on their disks,
-   and takes the newest that all have. It notes that in its file, as going back number n, and has
-   every other shard's server ended. Only then does it answer.
-3. Each server, of any shard, that starts from then on is given n and the label. It restores that
-   once: a file next to its directory has the number that it has gone back to last.
+1. A shard's server checks its directory before it opens it (`prepare`, in the server's process,
+   which has the directory's lock, so that no earlier server can write any more). A catalogue with a
+   tail has lost commands: the process ends with LOST.
+2. The shard's actor notifies the coordinator, which asks all actors for the checkpoints on their
+   disks, and chooses the newest checkpoint that all shards have. It records this choice in its
+   file, as going back number n, and ends the servers of all other shards. Only then does it answer.
+3. Each server, of any shard, that starts afterwards gets n and the label. It restores the label
+   once: a file next to its directory contains the last n that the shard has gone back to.
 
-**No step is acknowledged in between**: a step needs all shards, and the one that had lost commands
-serves only when every earlier server has ended. A process that dies meanwhile resumes: the decision
-is in the coordinator's file, the number restored last is in the shard's.
+**No step is acknowledged in between**: a step needs all shards, and the shard that had lost
+commands serves only when every earlier server has ended. A process that dies meanwhile can resume:
+the choice is in the coordinator's file, and the last restored n is in the shard's file.
 
 **A first checkpoint.** A directory without any checkpoint gets one at its first start, so there is
 always a state to go back to.
@@ -44,7 +44,7 @@ FIRST_LABEL = "cluster/start"
 
 
 def words(plan: Plan, shard: int) -> list[str]:
-    """Return the words by which the command line of a shard's server makes it `prepare`."""
+    """Return the arguments for `prepare` on the command line of a shard's server."""
     if plan.durability == "commands":
         return []
     back = plan.back
@@ -52,15 +52,16 @@ def words(plan: Plan, shard: int) -> list[str]:
 
 
 def prepare(given: Sequence[str]) -> int:
-    """Have a shard's directory be as the cluster is, before it is served; `given` is of `words`.
+    """Bring a shard's directory to the cluster's state before it is served; `given` is from
+    `words`.
 
     Returns
     -------
-    0, or LOST: it has lost commands, and is as it was.
+    0, or LOST: the directory has lost commands, and is unchanged.
 
     Raises
     ------
-    StoreInUseError : another server has the directory.
+    StoreInUseError : another server uses the directory.
     EmbstoreError : the checkpoint cannot be restored.
     """
     path, level, life, wanted, label = given
@@ -82,7 +83,7 @@ def prepare(given: Sequence[str]) -> int:
 
 
 def _kept(directory: Path) -> Catalogue | None:
-    """Return the committed catalogue, when no other server has the directory; None: it is new."""
+    """Return the committed catalogue, when no other server uses the directory. None: it is new."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return None
@@ -94,8 +95,8 @@ def _kept(directory: Path) -> Catalogue | None:
 
 
 def labels(directory: Path) -> dict[str, str]:
-    """Return the checkpoints on a shard's disk by label, oldest first. The value is equal on all
-    shards for a checkpoint of the cluster; that of a shard's own checkpoint differs from all
+    """Return the checkpoints on a shard's disk by label, oldest first. The value of a cluster's
+    checkpoint is equal on all shards; the value of a shard's own checkpoint differs from all
     others. A server may have the directory open."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
@@ -103,7 +104,7 @@ def labels(directory: Path) -> dict[str, str]:
     kept, place = catalogues.decode(files.read_all(catalogues.PATH)).checkpoints, shards.read(files)
     found = {}
     for one in kept:
-        with suppress(CheckpointNotFoundError):  # it has rows of partitions that are elsewhere now
+        with suppress(CheckpointNotFoundError):  # it has rows of partitions that have moved away
             if place is not None:
                 place.check_label(one.label, one.state.commit)
             found[one.label] = identity_of(one.described()) or directory.name
@@ -111,11 +112,11 @@ def labels(directory: Path) -> dict[str, str]:
 
 
 def newest(of_shards: Sequence[Mapping[str, str]]) -> str:
-    """Return the newest label that all shards have, of one barrier.
+    """Return the newest label that all shards have from one barrier.
 
     Raises
     ------
-    CheckpointNotFoundError : there is none.
+    CheckpointNotFoundError : there is no such label.
     """
     first, *others = of_shards
     for label, identity in reversed([*first.items()]):

@@ -1,15 +1,16 @@
-"""The actor of a shard: it keeps the shard's server running, as a process of its own.
+"""The actor of a shard: it keeps the shard's server running in a separate process.
 
-A server has its process for itself: its main thread has the event loop and the signals, its engine
-thread shares the interpreter with no threads of Ray's worker, and its umask, its allocator's arenas
-and its thread switching are its own. Therefore a shard is `embstore serve`, unchanged, and a child
-of the actor, that ends with it (process.py).
+A server needs a whole process: its main thread has the event loop and the signals, its engine
+thread must not share the interpreter with threads of Ray's worker, and umask, allocator arenas and
+thread switching are settings of a process. So a shard is an unchanged `embstore serve`, as a child
+process that ends with the actor (process.py).
 
-A server that ends by itself is started again here, at once where it had been ready: that takes the
-time of its start, and not also that of a worker of Ray. One that was not ready, as on a directory
-of another shard, is tried again after a pause that doubles; until then `state` has its last words.
-One whose device failed ends its actor, so that Ray may give it another. One that has lost commands
-ends, and begins again when the cluster has gone back (`rollback`).
+A server that ends by itself is restarted by this actor. If it had been ready, it is restarted at
+once, which takes only its own start and not also the start of a Ray worker. A server that was not
+ready, as on a directory of another shard, is tried again after a pause that doubles each time;
+during the pause `state` contains the server's last log lines. A server whose device failed ends its
+actor, so that Ray may give the actor another device. A server that has lost commands ends, and
+starts again when the cluster has gone back (`rollback`).
 """
 
 import json
@@ -36,7 +37,7 @@ _PROCESS = sys.executable, "-m", "embstore_cluster.process"
 
 
 class Shard:
-    """Keeps the server of one shard running. Ray calls it on several threads."""
+    """Keeps the server of one shard running. Ray calls it in several threads."""
 
     def __init__(self, name: str, shard: int) -> None:
         self._name, self._shard = name, shard
@@ -45,13 +46,13 @@ class Shard:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._error = ""
         self._process: subprocess.Popen[str] | None = None
-        self._number = 0  # of the going back by which the process was started
-        self._least = 0  # that a process may be started by
+        self._number = 0  # how often the cluster had gone back when the process was started
+        self._least = 0  # the least such number with which a process may be started
         self._status: int | None = None
         self._thread = Thread(target=self._keep, name="embstore-keep-server", daemon=True)
         self._thread.start()
 
-    # Looking
+    # Status
 
     def state(self) -> dict[str, Any]:
         """Return whether the server is ready, its process id, and why it is not ready."""
@@ -60,14 +61,14 @@ class Shard:
             return {"ready": self._is_ready, "pid": pid, "error": self._error}
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Return the state once the server is ready, was refused, or the time is over."""
+        """Return the state when the server is ready, was refused, or the timeout has passed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_ready or self._error, timeout_s)
         return self.state()
 
     def stop(self, timeout_s: float) -> int | None:
         """End the server by SIGTERM, and return its exit status; 0: everything is committed. None:
-        none was running. It is not started again."""
+        no server was running. The server is not started again."""
         with self._changed:
             self._is_stopping = True
             if self._process is not None:
@@ -83,15 +84,15 @@ class Shard:
         return rollback.labels(Path(directory))
 
     def begin_again(self, number: int) -> None:
-        """End a server that was started before the cluster went back for the `number`th time;
-        return when there is none any more."""
+        """End a server that was started before the cluster went back for the `number`th time.
+        Return when no such server runs any more."""
         with self._changed:
             self._least = max(self._least, number)
             if self._process is not None and self._number < number:
                 self._process.kill()
             self._changed.wait_for(lambda: self._process is None or self._number >= number)
 
-    # The server, on a thread of its own: the system ends a child with the thread that began it.
+    # The server, in a separate thread: the system ends a child with the thread that started it.
 
     def _keep(self) -> None:
         pause_s = _PAUSE_FIRST_S
@@ -116,7 +117,7 @@ class Shard:
         return ray.get_actor(coordinator_of(self._name), namespace=NAMESPACE)
 
     def _serve(self, plan: Plan) -> bool:
-        """Run the server to its end; return whether it was ready."""
+        """Run the server until it ends; return whether it was ready."""
         files = Files(plan.data)
         Path(plan.data).mkdir(parents=True, exist_ok=True)
         map_file = f"shard-{self._shard}.map.json"
@@ -152,7 +153,8 @@ class Shard:
         return was_ready
 
     def _read(self, process: "subprocess.Popen[str]") -> bool:
-        """Take the server's log to its end, into the actor's; return whether it was ready."""
+        """Copy the server's log to the actor's until it ends; return whether the server was
+        ready."""
         assert process.stderr is not None
         was_ready = False
         with process.stderr:

@@ -140,7 +140,7 @@ def test_header_page(written, numbered):
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        form = {"log": 3, "ids": 1}.get(file.parent.name, 4)
+        form = {"log": 4, "ids": 2}.get(file.parent.name, 5)
         assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
         rows = ("key width", "element type", "extra bytes")
         assert [number(header[name]) for name in rows] == [8, 1, 0]

@@ -72,7 +72,7 @@ def _offsets(name: str, size: int, rng: np.random.Generator) -> Any:
     every = np.arange(size)
     if not name.startswith(("log/", "base/", "ids/")):
         return every
-    header, padding = every[:64], rng.integers(64, PAGE_BYTES, 4)
+    header, padding = every[:80], rng.integers(80, PAGE_BYTES, 4)
     if name.endswith(".log"):
         tail = every[max(PAGE_BYTES, size - 250) :]  # the trailer, and of the index some
         return np.concatenate([header, padding, rng.integers(PAGE_BYTES, size, 12), tail])

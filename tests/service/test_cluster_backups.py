@@ -42,6 +42,11 @@ def train(store: Store, rate: float) -> str:
     return store.table("t").digest()
 
 
+def serve_all(shards: Shards) -> None:
+    for shard in range(len(shards.map.shards)):
+        shards.serve(shard)
+
+
 @pytest.fixture
 def backup(shards: Shards, tmp_path: Path) -> tuple[Path, str]:
     """Return where a cluster's backups are, "one" and "two", and the digest of "one"."""
@@ -159,6 +164,38 @@ def test_what_does_not_belong_together_is_not_restored(case, backup, tmp_path, s
     assert done.status != 0
     assert message in " ".join(done.err.split())
     assert not (tmp_path / "again").exists()
+
+
+def test_backups_of_a_label_that_was_made_again_are_not_mixed(shards, tmp_path, shell):
+    """An assign changes rows, and neither t nor the number of commands of the other shards: the
+    checkpoint's mark shows that one shard's backup is older."""
+    to, keys = tmp_path / "backups", np.arange(4000)
+    serve_all(shards)
+    with connected(shards) as store:
+        train(store, 1.0)
+        for value in (1.0, 2.0):
+            store.table("t").assign(keys, np.full((len(keys), 4), value, np.float32))
+            store.checkpoint("week")
+            if value == 2.0:  # and shard 1 could not write it
+                shutil.copytree(to / "shard-1", tmp_path / "older")
+            store.backup(str(to), "week")
+            store.set_retention("week", "dropped")
+    shards.running.close()
+    shutil.rmtree(to / "shard-1")
+    (tmp_path / "older").rename(to / "shard-1")
+    done = shell("restore-from", to, tmp_path / "again", "--label", "week")
+    assert done.status != 0
+    assert "differ between the shards" in " ".join(done.err.split())
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_backup_of_a_cluster_is_of_a_checkpoint(shards, tmp_path):
+    serve_all(shards)
+    with connected(shards) as store:
+        train(store, 1.0)
+        with pytest.raises(InvalidArgumentError, match=r"expected a label: .*store\.checkpoint"):
+            store.backup(str(tmp_path / "backups"))
+    assert not (tmp_path / "backups").exists()
 
 
 def test_a_directory_that_has_something_is_left_alone(backup, tmp_path, shell):

@@ -16,14 +16,19 @@ def changed(offset: int, value: int) -> bytes:
     """A header page with another byte, its checksum right."""
     page = bytearray(pack_header(LOG_MAGIC, STORE_ID, 7, 8, 9))
     page[offset] = value
-    page[64:72] = zlib.crc32(page[:64]).to_bytes(8, "little")
+    page[72:80] = zlib.crc32(page[:72]).to_bytes(8, "little")
     return bytes(page)
 
 
 def test_a_header_comes_back():
     page = changed(KEY_BYTES, 8)
-    assert page == pack_header(LOG_MAGIC, STORE_ID, 7, 8, 9)
     assert unpack_header(page, LOG_MAGIC, STORE_ID, "log/1.log") == (7, 8, 9)
+
+
+def test_headers_of_two_files_differ_by_their_file_id():
+    one, other = (pack_header(LOG_MAGIC, STORE_ID, 7, 8, 9) for _ in range(2))
+    assert one[64:72] != other[64:72]
+    assert (one[:64], one[80:]) == (other[:64], other[80:])
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ def test_rows_of_another_kind_are_refused(offset, value, found):
         unpack_header(changed(offset, value), LOG_MAGIC, STORE_ID, "log/1.log")
 
 
-@pytest.mark.parametrize("offset", range(72))
+@pytest.mark.parametrize("offset", range(80))
 def test_a_flipped_bit_is_found(offset):
     page = bytearray(pack_header(LOG_MAGIC, STORE_ID, 7, 8, 9))
     page[offset] ^= 1

@@ -3,17 +3,19 @@
     exporting     a scan of a table to a file
     importing     a file's rows into a table
     formats       the format of a name, its reader and its writer
-    about         a file's description of the table it was made of
-    base          the state on which a file of changes has to be put
-    places        paths and URLs; a file has its name when it is whole
-    packed        files that are packed
-    values        ids and rows of other programs, in the forms that tables have
-    tensors, column_reader    rows out of named tensors, and out of named columns
+    file_origin   a file's description of the table from which it was made
+    base          the table state that a file of changes requires
+    places        paths and URLs; a file gets its name when it is complete
+    packed        compressed files
+    batching      the number of rows per batch
+    columns, decimals         named columns of Parquet and text; integers in text
+    values        ids and rows of other programs, converted to the types of tables
+    tensors, column_reader    rows from named tensors, and from named columns
     safetensors_file, parquet_file, npy_file, text_file, torch_file    the formats
 
-Both go batch by batch, so that memory is bounded by a batch, for tables of any size; over any
-store, embedded or a server's. The libraries of a format are imported when a file of it is opened
-(extra `data`; PyTorch for its own checkpoints).
+Exports and imports work batch by batch, so a batch bounds the memory they use, for tables of any
+size. They work over any store, embedded or on a server. The libraries of a format are imported when
+a file of that format is opened (extra `data`; PyTorch for its own checkpoints).
 
 | format | rows | state | description of the table |
 | --- | --- | --- | --- |

@@ -1,17 +1,17 @@
-"""How many rows files are read and written at a time."""
+"""The number of rows per batch, for reading and writing files."""
 
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 
 BATCH_BYTES = 16 << 20
-"""The bytes of a batch of rows: large enough that a call's own cost is small in comparison."""
+"""Bytes of a batch of rows: large enough that the fixed cost of a call is small in comparison."""
 
 
 def rows_of_batch(config: TableConfig, given: int | None, *, with_state: bool) -> int:
-    """Return how many rows of a table are a batch: as given, or as many as BATCH_BYTES have.
+    """Return the number of rows per batch: the given number, or as many rows as fit in BATCH_BYTES.
 
-    Raises InvalidArgumentError: it has given less than one.
+    Raises InvalidArgumentError if the given number is below 1.
     """
     if given is None:
         elements = config.dim + (config.state_dim if with_state else 0)

@@ -1,8 +1,8 @@
-"""Rows out of named columns, as Parquet and text have them.
+"""Rows from named columns, as in Parquet and text.
 
-A column has the keys: the one that is named, or `key`, or `id`. The rows are lists in one column:
-the one that is named, or `weights`, or the only one that has lists. Or each other column of floats
-has one element of every row, in the order of the file; in text every other column has.
+One column contains the keys: the named column, or `key`, or `id`. The rows are lists in one column:
+the named column, or `weights`, or the only column of lists. Otherwise each other column of floats
+(in text, each other column) contains one element of every row, in the order of the file.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class ColumnReader:
     def __init__(
         self, columns: Columns, names: list[str], key: str | None, hashed: Hashing | None
     ) -> None:
-        """Read the rows in columns `names`; `key` None: they are numbered."""
+        """Read the rows in the columns `names`. With `key` None, rows are numbered."""
         metadata, own = columns.schema.metadata or {}, METADATA.encode()
         self.about = FileOrigin.from_json(metadata[own]) if own in metadata else None
         self._columns, self._names, self._key, self._hashed = columns, names, key, hashed
@@ -42,7 +42,7 @@ class ColumnReader:
             self.state_dim = 0
 
     def _width(self, names: list[str]) -> int:
-        """Return how many elements a row has."""
+        """Return the number of elements of a row."""
         kind = self._columns.schema.field(names[0]).type
         if not is_list(kind):
             return len(names)
@@ -58,7 +58,7 @@ class ColumnReader:
         wanted = [*keys_in, *self._names, *([STATE] if has_state else [])]
         text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, pa.string())
         low = 0
-        texts = enumerate(self._columns.batches(self._names, batch_rows))  # is only read if needed
+        texts = enumerate(self._columns.batches(self._names, batch_rows))  # read only on overflow
         for number, (batch, _) in enumerate(self._columns.batches(wanted, batch_rows, text_is)):
             keys: Keys = np.arange(low, low + batch.num_rows)
             if self._key is not None:
@@ -76,11 +76,11 @@ class ColumnReader:
             yield keys, weights, state
 
     def _refuse_beyond(self, text: Any, weights: Rows, low: int) -> None:
-        """Refuse a number that is finite in text, and infinite in float32. `low`: the first row."""
+        """Refuse a number that is finite in text, but infinite in float32. `low`: the first row."""
         for row, element in np.argwhere(np.isinf(weights)).tolist():
             name = self._names[element]
             written = text.column(name)[row].as_py()
-            if "n" not in written.lower():  # as "inf" and "infinity" have
+            if "n" not in written.lower():  # "inf" and "infinity" contain an n
                 raise InvalidArgumentError(
                     f"line {self._columns.line_of(low + row)}: expected column {name!r} that "
                     f"float32 can have, found {written.strip()}"
@@ -95,11 +95,11 @@ class ColumnReader:
         return keys_of(_array(found), f"column {name!r}", are_sparse=self.are_sparse)
 
     def close(self) -> None:
-        """Each pass over the columns closes the file."""
+        """Do nothing: each pass over the columns opens and closes the file."""
 
 
 def key_column(columns: Columns, key: str | None, hashed: Hashing | None) -> str:
-    """Return the column that has the keys. Raises InvalidArgumentError."""
+    """Return the name of the column that contains the keys. Raises InvalidArgumentError."""
     wanted = _KEYS if key is None else (key,)
     for name in wanted:
         if name in columns.schema.names:
@@ -112,7 +112,7 @@ def key_column(columns: Columns, key: str | None, hashed: Hashing | None) -> str
 
 
 def row_columns(columns: Columns, tensor: str | None, key: str) -> list[str]:
-    """Return the columns that have the rows. Raises InvalidArgumentError."""
+    """Return the names of the columns that contain the rows. Raises InvalidArgumentError."""
     kinds = {field.name: field.type for field in columns.schema if field.name != key}
     if tensor is not None and tensor not in kinds:
         raise InvalidArgumentError(f"expected a column {tensor!r} of rows, {_found(columns)}")
@@ -143,7 +143,7 @@ def _found(columns: Columns) -> str:
 
 
 def _rows(batch: Any, names: list[str], dim: int) -> Rows:
-    """Return the rows in one column of lists, or in a column for each element."""
+    """Return the rows from one column of lists, or from one column per element."""
     columns = [batch.column(name) for name in names]
     if is_list(columns[0].type):
         values = columns[0].flatten()

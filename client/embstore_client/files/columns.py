@@ -1,7 +1,7 @@
-"""Files of named columns: Parquet, and text with a header. Both are pyarrow's to read.
+"""Files of named columns: Parquet, and text with a header. pyarrow reads both.
 
-A file is read batch by batch, as often as it is asked for; `embstore_client.files.values` makes ids
-and rows of the columns.
+A file is read batch by batch, once per pass. `embstore_client.files.values` converts the columns to
+ids and rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,43 +19,45 @@ from embstore_client.files.packed import Unpacked
 from embstore_client.files.values import no_keys
 
 _BLOCK_BYTES = 1 << 20
-"""The bytes of text that become a batch, if they have no more rows than were asked for."""
+"""Bytes of text per batch, unless they contain more rows than were asked for."""
 _SHOWN = 40
-"""Characters of a text that is no integer, in its error."""
+"""Most characters of an invalid integer that its error message shows."""
 
 Batch = tuple[Any, int]
-"""An Arrow RecordBatch, and how many bytes of the file it is, about."""
+"""An Arrow RecordBatch, and roughly the number of bytes of the file that it was read from."""
 
 
 class Columns(Protocol):
-    """A file of named columns. Errors are pyarrow's, an OSError, or an EmbstoreError."""
+    """A file of named columns. It raises errors of pyarrow, OSError, or EmbstoreError."""
 
     schema: Any
-    """Arrow's."""
+    """The Arrow schema."""
     is_text: bool
-    """All columns are strings, but read as any type that is asked for."""
+    """Whether the file is text: all columns are strings, but are read as any requested type."""
 
     def count_rows(self) -> int:
-        """Return how many rows it has. Text is read for that, as a whole."""
+        """Return the number of rows. A text file is read as a whole for that."""
 
     def line_of(self, row: int) -> int | None:
-        """Return the line of text, counted from 1, that has a row; None: the file is no text."""
+        """Return the line of text, counted from 1, that contains a row. None: the file is no
+        text."""
 
     def batches(
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
     ) -> Iterator[Batch]:
-        """Yield some columns in order; in text, columns of `text_is` are read as these types."""
+        """Yield some columns in order. In text, the columns in `text_is` are read as the given
+        types."""
 
     def integers(self, batch: Any, name: str, first_row: int, *, are_sparse: bool = False) -> Any:
-        """Return a column of integers of a batch, which begins with a row of the file.
+        """Return a column of integers of a batch whose first row is row `first_row` of the file.
 
-        `are_sparse`: unsigned ones of 64 bits are taken too; in text as int64 of the same bits.
-        Raises InvalidArgumentError, with the line: text that is no such integer.
+        `are_sparse`: accept unsigned 64-bit integers too; from text they become the int64 of the
+        same bits. Raises InvalidArgumentError, with the line, if a text is no such integer.
         """
 
 
 class ParquetColumns:
-    """Parquet."""
+    """The columns of a Parquet file."""
 
     is_text = False
 
@@ -66,11 +68,11 @@ class ParquetColumns:
             self._rows = int(file.metadata.num_rows)
 
     def count_rows(self) -> int:
-        """Return how many rows it has."""
+        """Return the number of rows."""
         return self._rows
 
     def line_of(self, row: int) -> None:
-        """There are no lines."""
+        """Return None: the file has no lines."""
 
     def batches(
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
@@ -88,10 +90,10 @@ class ParquetColumns:
 
 
 class TextColumns:
-    """Text of one line a row, packed or not.
+    """Columns of text with one row per line, compressed or not.
 
-    An empty field is a missing value. Without a header, columns are called f0, f1, and nothing is
-    quoted.
+    An empty field is a missing value. Without a header, columns are named f0, f1 and so on, and
+    quotes have no meaning.
     """
 
     is_text = True
@@ -114,16 +116,16 @@ class TextColumns:
         self.schema = pa.schema([(name, pa.string()) for name in names])
 
     def count_rows(self) -> int:
-        """Return how many rows it has, all read for that."""
+        """Return the number of rows. The whole file is read for that."""
         first = self.schema.names[:1]
         return sum(batch.num_rows for batch, _ in self.batches(first, _BLOCK_BYTES))
 
     def line_of(self, row: int) -> int:
-        """Return the line that has a row; all lines before it are read for that."""
+        """Return the line that contains a row. All lines before it are read for that."""
         named, skipped = not self._reading.autogenerate_column_names, self._reading.skip_rows
         with Unpacked(self._path) as file:
             numbered = islice(enumerate(file.bytes, 1), skipped, None)
-            rows = (line for line, text in numbered if text.strip(b"\r\n"))  # as pyarrow has them
+            rows = (line for line, text in numbered if text.strip(b"\r\n"))  # the rows of pyarrow
             return next(islice(rows, row + named, None), skipped + named + row + 1)
 
     def batches(
@@ -148,7 +150,7 @@ class TextColumns:
                     before = read
 
     def integers(self, batch: Any, name: str, first_row: int, *, are_sparse: bool = False) -> Any:
-        """Return a column of text of a batch as integers."""
+        """Return a text column of a batch as integers."""
         try:
             return decimals(batch.column(name), are_sparse=are_sparse)
         except NotDecimalError as exc:
@@ -159,8 +161,8 @@ class TextColumns:
             ) from None
 
     def _line_of(self, row: int) -> int:
-        """Return the line of a row. Both count from the file's beginning, lines from 1; empty lines
-        are no rows."""
+        """Return the line of a row. Rows and lines are counted from the file's beginning, lines
+        from 1. Empty lines are no rows."""
         with Unpacked(self._path) as file:
             lines = enumerate(TextIOWrapper(file.bytes, "latin-1"), 1)
             filled = (number for number, line in lines if line != "\n")

@@ -1,7 +1,8 @@
-"""Integers that stand in text: ASCII digits, with a minus before them and blanks around them.
+"""Integers in text: ASCII digits, with a minus before them and blanks around them.
 
-Readers of numbers take more, each something else: pyarrow takes 0x10 for 16, Python takes 1_000 and
-the digits of all scripts. A file would have other keys with another reader: so that is refused.
+Other readers of numbers accept more, and differ: pyarrow reads 0x10 as 16, Python accepts 1_000 and
+the digits of all scripts. With another reader a file would have other keys, so these forms are
+refused.
 """
 
 import re
@@ -14,7 +15,7 @@ from pyarrow import compute
 _BLANKS = " \t"
 _DECIMAL = "-?[0-9]+"
 _DIGITS_MAX = 20
-"""Of an integer of 64 bits, without zeros before them."""
+"""Most digits of a 64-bit integer, without leading zeros."""
 
 
 class NotDecimalError(ValueError):
@@ -27,15 +28,15 @@ class NotDecimalError(ValueError):
 
 
 def decimals(column: Any, *, are_sparse: bool) -> Any:
-    """Return an Arrow array of text as one of int64; what is missing stays so.
+    """Return an Arrow array of text as an array of int64; missing values stay missing.
 
     Parameters
     ----------
-    are_sparse : unsigned integers of 64 bits are taken too, as the int64 of the same bits
+    are_sparse : accept unsigned 64-bit integers too, as the int64 of the same bits
 
     Raises
     ------
-    NotDecimalError : it has something else; for the first.
+    NotDecimalError : a text is no such integer; the error names the first one.
     """
     text = column
     if not _are_all(compute.ascii_is_decimal(text)):
@@ -67,5 +68,5 @@ def _is_within(text: str, high: int) -> bool:
 
 
 def _are_all(found: Any) -> bool:
-    """Return whether none is false; of missing values nothing is known."""
+    """Return whether no value is false; missing values are ignored."""
     return compute.all(found).as_py() is not False

@@ -1,4 +1,4 @@
-"""A table's rows to a file, all as of one command."""
+"""Writes a table's rows to a file, all as of one command."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from embstore_client.files.formats import WRITTEN, module_of, understood
 from embstore_client.files.places import writing
 
 Progress = Callable[[int, int], None]
-"""Called with the rows done, and the number of all; an error that it raises ends the work."""
+"""Called with the number of rows done and the total. An error that it raises ends the work."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Exported:
     place: str
     """The path or URL."""
     rows: int
-    """The rows of the scan; a .npy file has all rows of the table."""
+    """The number of rows of the scan; a .npy file contains all rows of the table."""
     bytes: int
     about: FileOrigin
 
@@ -45,23 +45,24 @@ def export_table(
 
     Parameters
     ----------
-    to : a path, or a URL where fsspec is installed, that ends with .safetensors, .parquet or .npy.
-        A file that is there is replaced when the new one is whole.
-    label : a kept checkpoint; None: the store commits, and that commit is written
-    since : only rows that were written after this kept checkpoint, and the keys of those that were
-        deleted
-    with_state : the optimizer's state, too; with it, an import makes an equal table
-    batch_rows : rows in memory at a time; None: as many as 16 MiB have
-    progress : called with the rows done, and of how many
-    timeout_s : for a commit that may have to be made
+    to : a path, or a URL if fsspec is installed, that ends with .safetensors, .parquet or .npy. An
+        existing file is replaced when the new one is complete.
+    label : a kept checkpoint. None: the store commits, and that commit is written
+    since : write only rows that were written after this kept checkpoint, and the keys of rows
+        deleted after it
+    with_state : write the optimizer's state too; an import with state makes an equal table
+    batch_rows : rows in memory at a time. None: as many rows as fit in 16 MiB
+    progress : called with the number of rows done, and the total
+    timeout_s : timeout of the commit, if one has to be made
 
     Raises
     ------
-    InvalidArgumentError : another format; a library is missing; state or `since` with .npy.
+    InvalidArgumentError : the format is not supported; a library is missing; or state or `since` is
+        given with .npy.
     CheckpointNotFoundError, TableNotFoundError : see `Table.scan`.
     StoreInUseError : another export to this place is being written.
-    CapacityError, StorageError : no space, or no access. After any error, a file that was there is
-        unchanged.
+    CapacityError, StorageError : there is no space, or no access. After any error, an existing file
+        is unchanged.
     """
     place = os.fspath(to)
     with understood(place):

@@ -1,4 +1,4 @@
-"""A file's description of the table that it was made of: a JSON object in the file's metadata."""
+"""A file's description of the table from which it was made, as JSON in the file's metadata."""
 
 import json
 import zlib
@@ -15,7 +15,7 @@ from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.scan import Scan
 
 METADATA = "embstore"
-"""The name that the object has in a file's metadata."""
+"""The key of the JSON object in a file's metadata."""
 _VERSION = 1
 _NONE = b64encode(zlib.compress(b""))
 
@@ -31,24 +31,24 @@ class FileOrigin:
     """The table and the command from which a file was made."""
 
     config: TableConfig
-    """The configuration, with the rows and the learning rate that the table had."""
+    """The configuration, with the table's rows and learning rate at that command."""
     command: int
-    """The last command whose effect the rows have."""
+    """The last command whose effect the rows include."""
     t: int
     """The table's t at that command."""
     label: str | None = None
-    """The checkpoint that was read; None: none was made."""
+    """The checkpoint that was read. None: the export read a commit without a label."""
     since: str | None = None
-    """The file has the rows written after this checkpoint; None: all written rows."""
+    """The file contains the rows written after this checkpoint. None: all written rows."""
     since_command: int = 0
     since_t: int = 0
-    """t of the table at that checkpoint."""
+    """The table's t at the checkpoint `since`."""
     since_rows: int = 0
-    """Rows that had been written at that checkpoint."""
+    """The number of written rows at the checkpoint `since`."""
     since_sample: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of some of these that were not written since, by key (`base`)."""
+    """Hashes of some rows that were not written after `since`, by key (`base`)."""
     deleted: str = ""
-    """The keys whose rows were deleted since, as `packed` makes them."""
+    """The keys whose rows were deleted after `since`, in the form of `packed`."""
 
     @property
     def deleted_keys(self) -> Keys:
@@ -71,7 +71,7 @@ class FileOrigin:
         )
 
     def to_json(self) -> str:
-        """Return it as the text that a file has."""
+        """Return the description as JSON text for a file."""
         config = self.config
         described = {
             "identity": config.identity(),
@@ -82,7 +82,7 @@ class FileOrigin:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "FileOrigin":
-        """Return the description in a text. Raises InvalidArgumentError."""
+        """Return the description in a JSON text. Raises InvalidArgumentError."""
         try:
             given: dict[str, Any] = json.loads(text)
             version, config = given.pop("version"), given.pop("config")

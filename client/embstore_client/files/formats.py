@@ -1,4 +1,4 @@
-"""The formats of files, by the end of the name; their writers and readers."""
+"""The formats of files, by the ending of the name; their writers and readers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ READ = (
     | TEXT
     | {text + packed: module for text, module in TEXT.items() for packed in PACKED}
 )
-"""The module of each format, by the end of the name."""
+"""The module of each format, by the ending of the name."""
 
 Batch = tuple[Keys, Rows, Rows | None]
 """Keys (n,), weights (n, dim), state (n, state_dim) or None."""
@@ -42,7 +42,7 @@ class Writer(Protocol):
         """Write the next rows."""
 
     def finish(self) -> None:
-        """Write the part behind the last row."""
+        """Write the part of the file after the last row."""
 
     def close(self) -> None:
         """Close the file, finished or not."""
@@ -52,16 +52,16 @@ class Reader(Protocol):
     """A file that is read. Errors of its library are turned into an InvalidArgumentError."""
 
     about: FileOrigin | None
-    """The file's description of its table; None: it has none."""
+    """The file's description of its table, or None."""
     rows: int
     dim: int
     state_dim: int | None
-    """None: it has no state."""
+    """Elements of state per row. None: the file has no state."""
     are_sparse: bool
-    """Whether its keys belong to a table of sparse keys: the import sets it."""
+    """Whether the keys belong to a table of sparse keys. The import sets this."""
 
     def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
-        """Yield its rows in order."""
+        """Yield the rows in order."""
 
     def close(self) -> None:
         """Close the file."""
@@ -80,7 +80,7 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
 def opened(
     path: Path, place: str, tensor: str | None, key: str | None, hashed: Hashing | None = None
 ) -> Iterator[Reader]:
-    """Yield the reader of a file; `place` names it in errors, `hashed` makes keys of its ids."""
+    """Yield the reader of a file. Errors name it by `place`; `hashed` makes keys from its ids."""
     with understood(place):
         reader: Reader = module_of(path.name, READ).Reader(path, tensor, key, hashed)
     try:
@@ -91,7 +91,7 @@ def opened(
 
 @contextmanager
 def understood(place: str) -> Iterator[None]:
-    """Name the file in the error of a library that cannot read it."""
+    """Add the file's name to the error of a library that cannot read it."""
     try:
         yield
     except InvalidArgumentError as exc:
@@ -105,10 +105,10 @@ def understood(place: str) -> Iterator[None]:
         ) from exc
     except MemoryError:
         raise
-    except Exception as exc:  # each library has its own
+    except Exception as exc:  # each library has its own errors
         raise InvalidArgumentError(f"{place}: expected a whole file of its format: {exc}") from exc
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return an array's bytes, as they are written."""
+    """Return an array's bytes in the order in which they are written."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

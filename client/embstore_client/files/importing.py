@@ -1,8 +1,8 @@
-"""A file's rows into a table, batch by batch.
+"""Reads a file's rows into a table, batch by batch.
 
-Each batch is one command (contract.md, rule 7): rows are set, so an import that was interrupted is
-repeated from the beginning, and rows that were done are set once more to the same bits. With state,
-t is brought to the file's by a last command, which has no rows.
+Each batch is one command (contract.md, rule 7) that sets rows. So an interrupted import is repeated
+from the beginning; the rows that were set already are set again to the same bits. With state, a
+last command without rows sets t to the file's t.
 """
 
 import os
@@ -37,15 +37,15 @@ class Imported:
     t: int
     """The table's t afterwards."""
     command: int
-    """The last one of the import; 0: the file has no rows."""
+    """The last command of the import. 0: the file has no rows."""
     deleted: int = 0
-    """Rows that were deleted, by a file of changes."""
+    """The number of rows that a file of changes has deleted."""
 
 
 def about_file(
     place: str | os.PathLike[str], *, tensor: str | None = None, key: str | None = None
 ) -> FileOrigin | None:
-    """Return the description in a file of `export_table`; None: it has none.
+    """Return the description in a file of `export_table`, or None.
 
     `tensor` and `key` are as in `import_table`.
     """
@@ -68,33 +68,33 @@ def import_table(
 ) -> Imported:
     """Set rows of a table to the rows of a file.
 
-    Without state it is `Table.assign`: optimizer state starts anew, and t stays. With state it is
-    `Table.put_rows`, and t becomes the file's: a new table then has the exported table's digest.
+    Without state it works as `Table.assign`: optimizer state is reset, and t stays. With state it
+    works as `Table.put_rows`, and t becomes the file's: a new table then has the exported digest.
 
     Parameters
     ----------
-    source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, .npz; text
-        with a header (.csv, .tsv), or as of GloVe (.txt, .vec), also packed (.gz, .zst, .bz2,
-        .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
-    tensor : the name of the tensor or column that has the rows; needed where there are several
-    key : the name of the tensor or column that has their keys; None: `keys`, as a column `key` or
-        `id`
-    ids : "hash": the file's keys are ids of any kind, in any order, and keys are made of them as
-        `embstore.hash_ids(ids, feature=table.name, rows=table.rows)` does; of ids that share a row
-        the last one stays. The words of .txt and .vec are such ids
-    with_state : set the optimizer's state, too
-    allow_nan : take NaNs, which are refused as a rule
-    batch_rows : rows of a command; None: as many as 16 MiB have
-    progress : called with the rows done, and of how many
+    source : a path, or a URL if fsspec is installed: .safetensors, .parquet, .npy, .npz; text with
+        a header (.csv, .tsv), or in GloVe's format (.txt, .vec), also compressed (.gz, .zst, .bz2,
+        .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt) if PyTorch is installed
+    tensor : name of the tensor or column that contains the rows; needed if there are several
+    key : name of the tensor or column that contains the keys. None: a tensor `keys`, or a column
+        `key` or `id`
+    ids : "hash": the file's keys are ids of any kind, in any order, and their keys are
+        `embstore.hash_ids(ids, feature=table.name, rows=table.rows)`. If several ids share a row,
+        the last one is kept. The words of .txt and .vec are such ids
+    with_state : set the optimizer's state too
+    allow_nan : accept NaNs, which are refused by default
+    batch_rows : rows per command. None: as many rows as fit in 16 MiB
+    progress : called with the number of rows done, and the total
 
     Raises
     ------
-    InvalidArgumentError : the file is not whole, or its rows are not this table's: width,
-        optimizer, keys that do not rise or are beyond the table (sparse ones are in any order; of a
-        repeated one the last row stays), NaN; or the file has the changes since a checkpoint, and
-        the table is not as it was there. The message says how many rows were written before, if
-        any.
-    StorageError : no access.
+    InvalidArgumentError : the file is incomplete; or its rows do not fit the table: the width or
+        the optimizer differs, keys are beyond the table or do not rise, or a weight is NaN. (Sparse
+        keys may have any order; of repeated keys the last row is kept.) Or the file has only the
+        changes since a checkpoint, and the table differs from that checkpoint. The message contains
+        the number of rows written before, if any.
+    StorageError : the file cannot be accessed.
     """
     place = os.fspath(source)
     with understood(place):
@@ -117,7 +117,7 @@ def import_table(
 
 
 def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
-    """Return the function that makes keys of a file's ids; None: they are keys."""
+    """Return the function that makes keys from a file's ids. None: the ids are keys."""
     if ids not in ("keys", "hash"):
         raise InvalidArgumentError(f'expected ids to be "keys" or "hash", found {ids!r}')
     if ids == "keys":
@@ -131,7 +131,7 @@ def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
 
 
 def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
-    """Return an error that also says how many rows were written before."""
+    """Return an error that also contains the number of rows written before it."""
     text = f"{exc}. {rows} rows of the file were written before; the import can be done again"
     if isinstance(exc, StorageError):
         return StorageError(exc.errno, text)
@@ -139,7 +139,7 @@ def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
 
 
 class _Import:
-    """One import, and how far it is."""
+    """One import, and its progress."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Import:
         self._last_key = -1
 
     def check(self) -> None:
-        """Refuse a file whose rows cannot be this table's."""
+        """Refuse a file whose rows do not fit this table."""
         config, reader = self._described.config, self._reader
         if reader.dim != config.dim:
             raise InvalidArgumentError(
@@ -241,13 +241,13 @@ class _Import:
             self.t, self.command = done.t, done.command
 
     def _delete(self, keys: Keys) -> None:
-        """Delete the rows that were deleted since the checkpoint that the file continues."""
+        """Delete the rows that were deleted after the checkpoint that the file continues."""
         for low in range(0, len(keys), DELETED_KEYS):
             done = self._table.delete(keys[low : low + DELETED_KEYS])
             self.deleted, self.command = self.deleted + done.rows, done.command
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """Return the next batch, checked; None: there is none."""
+        """Return the next batch after checking it, or None at the end."""
         with understood(self._place):
             batch = next(batches, None)
             if batch is not None:

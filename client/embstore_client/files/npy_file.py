@@ -1,8 +1,8 @@
-"""The formats .npy, an array (rows, dim) whose row k belongs to key k, and .npz, to read.
+"""The format .npy, an array (rows, dim) whose row k belongs to key k. Also reads .npz.
 
-`numpy.load` reads it without embstore, so it has every row of the table: rows that were never
-written have the initializer's values for their keys (contract.md, rule 10). It has no place for
-keys, for state, or for a description of the table.
+`numpy.load` reads such a file without embstore, so it contains every row of the table: rows that
+were never written have the initializer's values for their keys (contract.md, rule 10). The format
+cannot contain keys, state, or a description of the table.
 """
 
 import shutil
@@ -20,11 +20,11 @@ from embstore_client.files.tensors import TensorReader
 from embstore_client.files.values import Hashing
 
 _FILLED_ELEMENTS = 1 << 17
-"""Initial rows that are made at a time: they take some hundred bytes an element."""
+"""Elements of initial rows that are computed at a time: they take some hundred bytes each."""
 
 
 class Writer:
-    """Writes one file of all rows of a table."""
+    """Writes one file with all rows of a table."""
 
     def __init__(self, path: Path, about: FileOrigin, rows: int, *, with_state: bool) -> None:
         if with_state or about.since is not None:
@@ -46,7 +46,7 @@ class Writer:
                 f"and {free} are free: free disk space, or write .safetensors or .parquet, which "
                 "have only rows that were written"
             )
-        self._next = 0  # the first key that is not written
+        self._next = 0  # the first key that is not yet written
         self._file = path.open("r+b")
         header = {
             "descr": "<f4",
@@ -56,7 +56,7 @@ class Writer:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
-        """Write the next rows, and those between them."""
+        """Write the next rows, and initial rows for the keys between them."""
         if not len(keys):
             return
         if keys[0] == self._next and keys[-1] - keys[0] == len(keys) - 1:
@@ -65,7 +65,7 @@ class Writer:
             self._fill(int(keys[-1]) + 1, keys, weights)
 
     def finish(self) -> None:
-        """Write the rows above the last."""
+        """Write initial rows for all keys above the last one."""
         nothing = np.empty((0, self._config.dim), np.float32)
         self._fill(self._config.rows, np.empty(0, np.int64), nothing)
 
@@ -74,7 +74,8 @@ class Writer:
         self._file.close()
 
     def _fill(self, end: int, keys: Keys, weights: Rows) -> None:
-        """Write the rows of all keys below `end`, of which some are given."""
+        """Write the rows of all keys below `end`: the given rows, and initial rows for other
+        keys."""
         config = self._config
         step = max(_FILLED_ELEMENTS // config.dim, 1)
         while self._next < end:
@@ -95,7 +96,8 @@ class Writer:
 
 
 class Reader(TensorReader):
-    """Reads one file: mapped; an .npz, whose arrays have names, as a whole."""
+    """Reads one file. A .npy file is mapped; an .npz, whose arrays have names, is read as a
+    whole."""
 
     def __init__(
         self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None

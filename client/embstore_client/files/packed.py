@@ -1,6 +1,6 @@
-"""Files that are packed (gzip, Zstandard, bzip2, LZ4) are read as their contents.
+"""Reads the contents of compressed files (gzip, Zstandard, bzip2, LZ4).
 
-A file's first bytes show how it is packed, whatever its name is; pyarrow unpacks it.
+A file's first bytes identify its compression, whatever its name is. pyarrow decompresses it.
 """
 
 from io import BufferedReader
@@ -17,18 +17,18 @@ _BEGINNINGS = {
     b"BZh": "bz2",
     b"\x04\x22\x4d\x18": "lz4",
 }
-"""pyarrow's name of each way, by the first bytes."""
+"""pyarrow's name of each compression, by the first bytes."""
 ENDINGS = ".gz", ".zst", ".bz2", ".lz4"
-"""The endings of the names of packed files."""
+"""The endings of the names of compressed files."""
 
 
 class Unpacked:
-    """The bytes of one file, from its beginning. A context manager.
+    """The decompressed bytes of one file, from its beginning. A context manager.
 
     Raises
     ------
-    InvalidArgumentError : it is packed, and pyarrow is not installed.
-    OSError : it cannot be read; when its bytes are read, also: it is packed, and not whole.
+    InvalidArgumentError : the file is compressed, and pyarrow is not installed.
+    OSError : the file cannot be read; also later, if a compressed file turns out to be incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,11 +44,11 @@ class Unpacked:
             self._file.close()
             raise
         self.bytes = BufferedReader(raw)
-        """To read from."""
+        """The stream of decompressed bytes."""
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes of the file, as it is on the disk, have been read for that, about."""
+        """Roughly the number of bytes of the file, as stored on disk, that were read so far."""
         return 0 if self._file.closed else self._file.tell()
 
     def __enter__(self) -> "Unpacked":

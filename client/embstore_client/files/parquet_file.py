@@ -1,7 +1,7 @@
 """The format .parquet: columns `key`, `weights` and `state`, and a description of the table.
 
-A batch is a row group. Values are written as they are: rows from an optimizer have no pattern that
-a dictionary or a compression would find, and both cost more time than the disk.
+A batch is a row group. Values are not encoded: trained rows have no pattern that a dictionary or a
+compression could use, and either would take more time than the disk.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ class Writer:
     def __init__(self, path: Path, about: FileOrigin, rows: int, *, with_state: bool) -> None:
         config = about.config
         widths = {WEIGHTS: config.dim}
-        if with_state and config.state_dim:  # a list of no element is more than Arrow can do
+        if with_state and config.state_dim:  # Arrow does not support lists without elements
             widths[STATE] = config.state_dim
         fields = [pa.field(KEY, pa.int64(), nullable=False)]
         for name, width in widths.items():
@@ -49,7 +49,7 @@ class Writer:
         """Write the next rows, as a row group."""
         columns = [pa.array(keys)]
         for rows, field in zip((weights, state), list(self._schema)[1:], strict=False):
-            assert rows is not None  # where the schema has it
+            assert rows is not None  # because the schema contains this field
             values = pa.array(np.ascontiguousarray(rows).reshape(-1))
             columns.append(pa.FixedSizeListArray.from_arrays(values, type=field.type))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema), len(keys))

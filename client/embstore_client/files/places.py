@@ -1,12 +1,12 @@
-"""The place of a file: a path, or a URL that fsspec knows.
+"""The place of a file: a path, or a URL that fsspec supports.
 
-**A file has its name when it is whole.** It is written as NAME.embstore-part, synced, and then
-renamed. An export that was killed leaves that part, which the next one removes; while one is
-written, another one to the same name is refused. A part is always a new file: one that is there may
-be a second name (a hard link) of a file elsewhere, which writing would change.
+**A file gets its name when it is complete.** It is written as NAME.embstore-part, synced, and then
+renamed. A killed export leaves its part file, which the next export removes. While one export
+writes a file, a second export to the same name is refused. A part file is always a new file: an
+existing one may be another name (a hard link) of a different file, which writing would change.
 
-**At a URL** a file cannot be written in the middle, and hardly be read there. A file is copied,
-whole, by way of one in the directory for temporary files (TMPDIR).
+**At a URL** a file cannot be written at an offset, and can hardly be read at one. So the complete
+file is copied through the directory for temporary files (TMPDIR).
 """
 
 import errno
@@ -34,13 +34,14 @@ def is_url(place: str) -> bool:
 
 @contextmanager
 def writing(place: str) -> Iterator[Path]:
-    """Yield the path of a file to write; it gets its place when the block ends without an error.
+    """Yield the path of a file to write; it is moved to its place if the block ends without an
+    error.
 
     Raises
     ------
     StoreInUseError : another export writes there.
-    InvalidArgumentError : a URL, and fsspec is not installed or does not know it.
-    StorageError : it cannot be written there. A file that was there is unchanged.
+    InvalidArgumentError : the place is a URL, and fsspec is not installed or does not support it.
+    StorageError : the file cannot be written there. An existing file is unchanged.
     """
     if not is_url(place):
         with _named("write", place, OSError), _renamed(Path(place)) as path:
@@ -92,8 +93,8 @@ def _renamed(path: Path) -> Iterator[Path]:
 
 
 def _made(part: Path) -> FileIO:
-    """Return a new file of this name, locked: as long as it is open, no export takes it for one
-    that was left."""
+    """Return a new, locked file of this name. While it is open, no export mistakes it for a
+    leftover of a killed export."""
     while True:
         try:
             file = _opened(part, os.O_CREAT | os.O_EXCL)
@@ -104,21 +105,21 @@ def _made(part: Path) -> FileIO:
         with suppress(FileNotFoundError):
             if _has_name(file, part):
                 return file
-        file.close()  # another export took it for one that was left, before it was locked
+        file.close()  # another export removed it as a leftover before it was locked
 
 
 def _remove_left(part: Path) -> None:
-    """Remove the file of an export that was killed; where it has other names too, that one."""
+    """Remove the part file of a killed export; other names of the same file stay."""
     if not stat.S_ISREG(os.lstat(part).st_mode):
         raise FileExistsError(errno.EEXIST, "expected none, or a regular file", str(part))
     with _opened(part, 0) as file:
-        if _has_name(file, part):  # else it was finished meanwhile, and has its own name
+        if _has_name(file, part):  # else its export has finished meanwhile, and has renamed it
             part.unlink()
 
 
 def _opened(part: Path, flags: int) -> FileIO:
-    """Return the file of this name, opened and locked. A link is not followed, a pipe not waited
-    for."""
+    """Return the file of this name, opened and locked. Links are not followed, and a pipe does not
+    block."""
     flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
     file = FileIO(os.open(part, flags, 0o666), "r+")
     try:
@@ -139,7 +140,7 @@ def _has_name(file: FileIO, part: Path) -> bool:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the file's name there."""
+    """Return the file system of a URL, and the file's name in it."""
     try:
         fsspec = import_module("fsspec")
     except ImportError as exc:
@@ -156,8 +157,8 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _named(tried: str, place: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """Turn errors of a file system into a StorageError, which says what was tried; file systems of
-    URLs have their own classes."""
+    """Turn errors of a file system into a StorageError that names the failed operation. File
+    systems of URLs have error classes of their own, so `kind` is any exception there."""
     try:
         yield
     except EmbstoreError:

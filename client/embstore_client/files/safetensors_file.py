@@ -2,9 +2,10 @@
 
     length of the header (u64) | header, JSON | the bytes of each tensor
 
-The library writes tensors that are in memory as a whole. Here a tensor is as large as the table; so
-the header, which has the offset of each tensor, is written first, for as many rows as a scan has,
-and each batch goes to three places. Reading maps them; the library checks that a file is whole.
+The library writes tensors only if they are in memory as a whole, but here a tensor is as large as
+the table. So the header, which contains the offset of each tensor, is written first, for the number
+of rows of the scan. Each batch is then written at three offsets. Reading maps the tensors; the
+library checks that a file is complete.
 """
 
 import json
@@ -26,7 +27,7 @@ _LENGTH_BYTES = 8
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
 }
-"""NumPy's type of each that has one, or of its bits. Tensors of other types are passed over."""
+"""NumPy's dtype for each dtype that has one; bfloat16 as its bits. Other tensors are ignored."""
 
 
 class Writer:
@@ -46,7 +47,7 @@ class Writer:
             self._places.append(begin)
             begin = end
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # tensors are aligned
+        text += b" " * (-len(text) % 8)  # aligns the tensors
         self._file = path.open("r+b", buffering=0)
         self._file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
         self._places = [_LENGTH_BYTES + len(text) + place for place in self._places]
@@ -63,7 +64,7 @@ class Writer:
                 content = content[written:]
 
     def finish(self) -> None:
-        """Do nothing: every row has its place, and the last ends the file."""
+        """Do nothing: the offset of every row was known, and the last row ends the file."""
 
     def close(self) -> None:
         """Close the file."""
@@ -76,15 +77,15 @@ class Reader(TensorReader):
     def __init__(
         self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
     ) -> None:
-        open_file: Any = safe_open  # it is not typed
-        with open_file(path, framework="numpy") as file:  # which finds missing parts
+        open_file: Any = safe_open  # the library has no types
+        with open_file(path, framework="numpy") as file:  # raises if parts of the file are missing
             metadata, names = file.metadata() or {}, sorted(file.keys())
         about = FileOrigin.from_json(metadata[METADATA]) if METADATA in metadata else None
         super().__init__(_tensors(path, names), tensor, key, hashed, about)
 
 
 def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """Return the tensors of a file, mapped. The library has no bfloat16 in NumPy."""
+    """Return the tensors of a file, mapped. The library cannot read bfloat16 into NumPy."""
     data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
     length = int(data[:_LENGTH_BYTES].view("<u8")[0])
     header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
@@ -100,7 +101,7 @@ def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
 
 
 class _Bfloat16:
-    """A tensor of bfloat16, which is the upper half of float32."""
+    """A tensor of bfloat16, whose bits are the upper half of float32."""
 
     def __init__(self, halves: NDArray[np.uint16]) -> None:
         self._halves = halves

@@ -1,7 +1,7 @@
-"""Rows out of named tensors, as .safetensors, .npz and PyTorch's checkpoints have them.
+"""Rows from named tensors, as in .safetensors, .npz and PyTorch's checkpoints.
 
-One tensor (rows, dim) has the rows. Another, `keys` (rows,), may have their keys, and `state` their
-optimizer's; without keys the rows are numbered.
+One tensor (rows, dim) contains the rows. Two more tensors are optional: `keys` (rows,) contains
+their keys, and `state` their optimizer state. Without keys the rows are numbered.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ KEYS, WEIGHTS, STATE = "keys", "weights", "state"
 
 
 class Tensor(Protocol):
-    """An array that can be read a range of rows at a time."""
+    """An array of which a range of rows can be read at a time."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As NumPy's."""
+        """The shape, as in NumPy."""
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
         """Return a range of rows."""
@@ -100,8 +100,8 @@ class TensorReader:
 
 
 def _chosen(tensor: str | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the name of the tensor that has the rows: the one asked for, or the only one with two
-    dimensions."""
+    """Return the name of the tensor that contains the rows: the requested tensor, or the only
+    tensor with two dimensions."""
     matrices = [name for name, shape in shapes.items() if len(shape) == 2]
     if tensor is not None and tensor in matrices:
         return tensor

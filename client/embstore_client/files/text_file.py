@@ -1,8 +1,9 @@
-"""Text of a row a line, packed or not: .csv and .tsv with a header, .txt and .vec as of GloVe.
+"""Text with one row per line, compressed or not: .csv and .tsv with a header, .txt and .vec in
+GloVe's format.
 
-GloVe's lines are a word and its vector, with spaces between. Line k is the row of key k, counted
-from 0; the words are passed over, or hashed. word2vec and fastText put a line of two numbers before
-them, the words and the width.
+GloVe's lines are a word and its vector, separated by spaces. Line k is the row of key k, counted
+from 0. The words are ignored, or hashed. word2vec and fastText begin with a line of two numbers:
+the number of words and the width.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""PyTorch's checkpoints: tensors, alone or in nested dictionaries; only read.
+"""PyTorch's checkpoints: tensors, alone or in nested dictionaries. They are only read.
 
 They are loaded with `weights_only=True`, so that a file runs no code, and mapped, so that only the
-rows of a batch are read. Scalars of NumPy may be in them: training programs often keep their losses
-together with their weights.
+rows of a batch are read. NumPy scalars are accepted in them, because training programs often save
+their losses together with their weights.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from embstore_client.files.values import Hashing
 
 
 class Reader(TensorReader):
-    """Reads one tensor of a checkpoint; of nested dictionaries its names are joined by "."."""
+    """Reads one tensor of a checkpoint. In nested dictionaries, names are joined by "."."""
 
     def __init__(
         self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
@@ -33,7 +33,7 @@ class Reader(TensorReader):
 def _loaded(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_numbers()):
-            # A file from before PyTorch 1.6 is no archive, and cannot be mapped.
+            # A file from before PyTorch 1.6 is no zip archive, and cannot be mapped.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except pickle.UnpicklingError as exc:
         reason = " ".join(str(exc).split())
@@ -47,8 +47,8 @@ def _loaded(path: Path) -> Any:
 
 
 def _numbers() -> list[Any]:
-    """Return the parts of pickles of NumPy's scalars, by the names of NumPy 1 and 2; without the
-    types of objects and records, which may be made of anything."""
+    """Return the classes and functions in pickles of NumPy scalars, by the names of NumPy 1 and 2.
+    The types of objects and records are left out, because they may contain any object."""
     scalar = np.float64(0).__reduce__()[0]
     kinds = {type(np.dtype(kind)) for kind in {*np.typecodes["All"]} - {*"OV"}}
     names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"
@@ -56,7 +56,7 @@ def _numbers() -> list[Any]:
 
 
 class _Tensor:
-    """A tensor whose ranges are arrays; bfloat16, which NumPy has not, is float32 there."""
+    """A tensor whose ranges are NumPy arrays. NumPy has no bfloat16, so it becomes float32."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()

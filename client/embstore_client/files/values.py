@@ -1,12 +1,12 @@
-"""Ids and rows of other programs, in the forms that tables have: int64 and float32.
+"""Converts ids and rows of other programs to the types of tables: int64 and float32.
 
-Every reader of files passes its ids and rows through these functions, so that each format takes the
-same and refuses the same.
+Every reader of files passes its ids and rows through these functions, so that each format accepts
+and refuses the same values.
 
-**Ids** are integers of any width. Where they are hashed to a table's rows (`embstore.hash_ids`, of
-the feature that is named as the table), text, bytes, whole floats and missing ones are ids as well.
+**Ids** are integers of any width. If they are hashed to a table's rows (`embstore.hash_ids`, with
+the table's name as the feature), then text, bytes, whole floats and missing values are ids too.
 
-**Rows** are float32. float16 is exact there, float64 is rounded to the nearest.
+**Rows** are float32. float16 is converted exactly, float64 is rounded to the nearest float32.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ _FLOAT_BYTES = 2, 4, 8
 
 Offsets = NDArray[np.int64]
 Hashing = Callable[[Any], Keys]
-"""Makes keys of an array of ids of any kind."""
+"""Makes keys from an array of ids of any kind."""
 
 
 def keys_of(array: NDArray[Any], what: str, *, are_sparse: bool = False) -> Keys:
-    """Return integers as keys; messages name them by `what`. Sparse ones of uint64 are the int64 of
-    the same bits. Raises InvalidArgumentError."""
+    """Return integers as keys; messages name them by `what`. Sparse keys of uint64 become the int64
+    of the same bits. Raises InvalidArgumentError."""
     if array.dtype.kind not in "iu":
         raise no_keys(f"{what} of integers", array.dtype)
     if are_sparse and array.dtype == np.uint64:
@@ -39,7 +39,7 @@ def keys_of(array: NDArray[Any], what: str, *, are_sparse: bool = False) -> Keys
 
 
 def no_keys(expected: str, found: object) -> InvalidArgumentError:
-    """Return the error that a file has ids that are no keys, and how they are taken."""
+    """Return the error for ids that are no keys, with advice on hashing them."""
     return InvalidArgumentError(
         f"expected {expected}, found {found}; to hash other ids to keys, give an import "
         'ids="hash" (--ids hash), and a profile --hash-rows'
@@ -64,14 +64,14 @@ def rows_of(array: NDArray[Any], what: str) -> Rows:
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether a column of this Arrow type has a list a row."""
+    """Return whether a column of this Arrow type has a list in each row."""
     from pyarrow import types
 
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def is_ids(kind: Any, *, hashed: bool) -> bool:
-    """Return whether a column of this Arrow type has ids, or lists of them."""
+    """Return whether a column of this Arrow type contains ids, or lists of ids."""
     from pyarrow import types
 
     kind = kind.value_type if is_list(kind) else kind
@@ -81,20 +81,20 @@ def is_ids(kind: Any, *, hashed: bool) -> bool:
 
 
 def ids_of(array: Any, hashed: Hashing | None, place: str) -> tuple[Keys, Offsets | None]:
-    """Return the ids of an Arrow array that `is_ids`.
+    """Return the ids of an Arrow array for which `is_ids` is true.
 
     Parameters
     ----------
-    hashed : makes keys of them; None: they are integers, and stay
+    hashed : makes keys from the ids. None: the ids are integers, and are returned unchanged
     place : the array's name, for messages
 
     Returns
     -------
-    ids, and offsets (n + 1,) of the lists; None: it has an id a row
+    ids, and offsets (n + 1,) of the lists; None for offsets: each row has one id
 
     Raises
     ------
-    InvalidArgumentError : an id is missing, or is of another kind; see above.
+    InvalidArgumentError : an id is missing, or is of a kind that the module does not accept.
     """
     from pyarrow import compute, types
 

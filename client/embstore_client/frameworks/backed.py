@@ -1,24 +1,24 @@
 """Tables of a store as a part of a model: an adapter, for any framework.
 
-**A step.** The classes here have no parameters. A forward looks rows up; a backward pass keeps the
-gradients of the forward's outputs; `step` sends them as one update (`steps`), and the store's own
-optimizer applies it. So anything may lie between: micro-batches, several backward passes, a forward
-that is computed again, one whose output is not used. A row without a gradient is not updated.
-Outside a loop of `ahead` each lookup and each update is a call of its own. Within it, both belong
-to the step at hand: its tables have no other writer, and its place is part of every checkpoint.
+**A step.** The classes here have no parameters. A forward looks up rows, and a backward pass keeps
+the gradients of the forward's outputs. `step` sends these gradients as one update (`steps`), and
+the store's own optimizer applies it. So any number of passes can lie between two steps:
+micro-batches, several backward passes, a forward that is computed again, a forward whose output is
+not used. A row without a gradient is not updated. Outside a loop of `ahead` each lookup and each
+update is a separate call. Within such a loop, both belong to the current announced step: its tables
+have no other writer, and the session's place (its last finished step) is part of every checkpoint.
 
-**Exactness.** A bag's gradient becomes the gradients of its ids as contract.md, rule 8 says, and
-the gradients of one id are added by rule 2, in the order of the forwards, then of the features,
-then of the ids. A table has the same digest as in a program in NumPy that is given the same
-gradients of bags.
+**Exactness.** A bag's gradient becomes the gradients of its ids by rule 8 of contract.md. The
+gradients of one id are added by rule 2, in the order of the forwards, then of the features, then of
+the ids. A table has the same digest as in a NumPy program that gets the same gradients of bags.
 
-    StoreBacked         tables, their store, the session's place, and a checkpoint of all of it
-    StoreBackedModule   the same for frameworks whose parts have a state that changes in place
+    StoreBacked         tables, their store, the session's place, and a checkpoint of all of them
+    StoreBackedModule   the same for frameworks whose modules have a state that changes in place
 
 A framework adds its own parts: how its arrays become ids (`_given`, `_announced`), how rows become
 activations, and the contents of its file (`saving.KeptFile`).
 
-One thread at a time; callbacks and backward passes may run in the framework's own.
+One thread at a time; callbacks and backward passes may run in threads of the framework.
 """
 
 import os
@@ -49,17 +49,17 @@ class StoreBacked:
     """Tables of a store, a session's place in them, and the checkpoints of both."""
 
     tables: Mapping[str, Any]
-    """The tables by name, each as its first entry has it."""
+    """The tables by name, each as the first entry of that table describes it."""
     entries: Sequence[Any]
     """The arguments of the module's constructor: each an `Ids` or a `Bag`."""
     lookups: Sequence[FeatureLookup]
     """The lookups of a forward, in the order of its activations."""
     _file: ClassVar[KeptFile]
-    """The framework's file, which is kept with a checkpoint."""
+    """The framework's file, which is saved with a checkpoint."""
 
     def _use(self, store: Store | Connection, entries: Sequence[Ids], steps: Steps) -> None:
-        """Use the tables of these entries; make those that a store lacks. To be called once, when
-        the framework's own part of the object is there."""
+        """Use the tables of these entries, and create the tables that the store lacks. Call this
+        once, after the framework's own part of the object has been initialized."""
         self.entries = entries
         self.tables = by_name(entries)
         self.lookups = lookups_of(entries)
@@ -67,7 +67,7 @@ class StoreBacked:
         steps.gradients.frozen |= {
             name for name, table in self.tables.items() if not table.trainable
         }
-        if isinstance(store, Connection):  # of a copy: its tables were made
+        if isinstance(store, Connection):  # this is a copy; its tables exist
             self._connection = store
         else:
             self.attach(store)
@@ -76,20 +76,20 @@ class StoreBacked:
 
     @property
     def store(self) -> Store:
-        """The store. A module that was sent to another process connects now.
+        """The store. A module that was sent to another process connects when this is first read.
 
         Raises
         ------
-        InvalidArgumentError : its store was embedded in the process that it comes from.
+        InvalidArgumentError : the store was embedded in the process from which the module was sent.
         """
         return self._connection.store
 
     def attach(self, store: Store) -> None:
-        """Use another store from now on, which has the tables.
+        """Use another store, which has the tables, from now on.
 
         Raises
         ------
-        InvalidArgumentError : it is no store.
+        InvalidArgumentError : the argument is no store.
         """
         if not hasattr(store, "executor"):
             raise InvalidArgumentError(
@@ -100,7 +100,7 @@ class StoreBacked:
 
     @property
     def last_step(self) -> int:
-        """The last finished step of the loop's session: the place that `save` keeps."""
+        """The last finished step of the loop's session: the place that `save` stores."""
         return self._steps.last_step
 
     def _tables_now(self) -> list[Any]:
@@ -115,8 +115,8 @@ class StoreBacked:
         return frozenset(self._steps.gradients.frozen)
 
     def freeze(self, *tables: str) -> None:
-        """Stop training these tables, or all of the module's where none is named: gradients of them
-        are not kept, so that they have no update, and t and digest stay.
+        """Stop training these tables, or all tables of the module if none is named. Their gradients
+        are not kept, so these tables get no update, and their t and digest stay.
 
         `step` still sends gradients that were kept before.
 
@@ -127,7 +127,7 @@ class StoreBacked:
         self._steps.gradients.frozen |= self._named(tables)
 
     def unfreeze(self, *tables: str) -> None:
-        """Train these tables again, or all of the module's where none is named.
+        """Train these tables again, or all tables of the module if none is named.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class StoreBacked:
 
         Raises
         ------
-        InvalidArgumentError : it is given by table, and the module has no such table.
+        InvalidArgumentError : rates are given by table, and the module lacks one of these tables.
         """
         if isinstance(learning_rate, Mapping):
             self._named(learning_rate)
@@ -155,35 +155,35 @@ class StoreBacked:
     # Results of loops
 
     def loop_stats(self) -> Any:
-        """Return how many steps the loop of `ahead` has taken, or the last one, and how its time
-        was spent, as `embstore_training.times.RunStats`; None: there was no loop."""
+        """Return how many steps the loop of `ahead`, or the last such loop, has taken, and how its
+        time was spent, as `embstore_training.times.RunStats`. None: there was no loop."""
         return self._steps.stats()
 
     def history(self, path: str | os.PathLike[str] | None) -> None:
-        """Have each later loop of `ahead` write its history to a file for `embstore report`, when
-        it ends; None: stop writing.
+        """Make each later loop of `ahead` write its history to a file for `embstore report` when
+        the loop ends. None: stop writing.
 
-        The file is the history of the loop that ended last. If there are several ranks each has its
-        own path, or one of them writes. About once in a second, or less often, the store is asked
-        for its stats.
+        The file has the history of the loop that ended last. Several ranks need different paths, or
+        only one of them writes. A loop with a history asks the store for its stats about once a
+        second, or less often.
         """
         self._steps.report = path
 
     # Rows
 
     def _looked_up(self, keys: Mapping[str, Keys], admit: bool) -> dict[str, Found]:
-        """Return the rows of keys (n,) by table: of the step at hand, or of the store."""
+        """Return the rows of keys (n,) by table, from the current step or from the store."""
         return self._steps.rows(self.store, keys, admit=admit)
 
     def _announced(self, batch: Any, features: Any) -> Announced:
-        """Return the announcement of a batch, for which `ahead` was given these features."""
+        """Return the announcement of a batch and the features that the caller returned for it."""
         raise NotImplementedError
 
     def _loop(
         self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any
     ) -> "closing[Loop]":
-        """Return the steps of a session over batches, each with its announcement; `features` is
-        called in the thread that iterates over them. Leaving the block ends the session."""
+        """Return the steps of a session over batches, each with its announcement. `features` is
+        called in the thread that iterates over the batches. Leaving the block ends the session."""
         announced = (self._announced(batch, features(batch)) for batch in read(batches))
         return closing(self._steps.ahead(self.store, self.tables, announced, **session))
 
@@ -191,22 +191,23 @@ class StoreBacked:
 
     def grad_norm(self) -> float:
         """Return the L2 norm of the gradients that backward passes have left, over the rows of all
-        tables: a row's gradient is the sum over its occurrences. 0 without any."""
+        tables. A row's gradient is the sum over its occurrences. Return 0 if there are no
+        gradients."""
         return self._norm(ALONE)
 
     def _norm(self, ranks: Ranks) -> float:
-        """Return the norm of the mean of the ranks' gradients; this trainer's alone, where the
-        framework has no way to gather them."""
+        """Return the norm of the mean of the ranks' gradients. If the framework cannot gather the
+        gradients of other ranks, return the norm of this trainer's gradients alone."""
         return norm_of([self._steps.sums()])
 
     # Saving
 
     def _marker(self) -> bytes:
-        """Return the marker that a file of the framework has in place of rows."""
+        """Return the marker that a file of the framework contains in place of rows."""
         return marker_of(self._connection.connected, self.tables)
 
     def _compare(self, marker: bytes) -> None:
-        """Warn where a file was made with other rows than there are now."""
+        """Warn if the file was saved with other rows than the tables have now."""
         warn_of_others(marker, self._connection.connected, self.tables)
 
     def save(
@@ -221,27 +222,30 @@ class StoreBacked:
         """Make a checkpoint of the store, and a file of the other parts, under one label.
 
         Call it after the update of a batch, in a loop or outside. The place of the loop's session
-        is part of it. If there are several ranks one calls it. The files of checkpoints that it
-        pushes out are removed with them.
+        is part of the checkpoint. If there are several ranks, one of them calls it. If the new
+        checkpoint pushes out old ones, their files are removed too.
 
         Parameters
         ----------
-        directory : of the file, which the checkpoint names; it is made, if it is not there
-        replace : take the label from the checkpoint that has it, also a protected one. Killed in
-            between, that one is kept, or the new one as LABEL/replacing
-        protect : have newer checkpoints not push it out, as `Store.set_retention`
-        parts : other parts to keep, by name: dense=..., optimizer=... In Keras objects with
-            variables; in JAX pytrees of arrays, keys of random numbers and Python's numbers; in
-            Torch objects with `state_dict()`. In Torch and Keras also dicts of Python's own values,
-            as progress={"epoch": 3}
+        directory : directory of the file that the checkpoint names; created if it does not exist
+        replace : take the label from the checkpoint that has it, even if that one is protected. If
+            the process is killed in between, the old checkpoint is kept, or the new one as
+            LABEL/replacing
+        protect : protect the checkpoint, so that newer ones do not push it out, as by
+            `Store.set_retention`
+        parts : other parts to save, by name: dense=..., optimizer=... In Keras they are objects
+            with variables; in JAX pytrees of arrays, random keys and Python numbers; in Torch
+            objects with `state_dict()`. In Torch and Keras dicts of plain Python values are parts
+            too, as progress={"epoch": 3}
 
         Raises
         ------
-        InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of
-            it, is something else, as an optimizer of Keras that was not built; `retention` is among
-            them.
-        Errors of `Store.checkpoint`. The label can be used then.
-        CapacityError : `protect`, and 64 others are protected; it is kept as a routine one.
+        InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of a
+            part, is of another kind, such as a Keras optimizer that was not built; or a part is
+            named `retention`.
+        Errors of `Store.checkpoint`. The label is free afterwards.
+        CapacityError : `protect` is set, and 64 other checkpoints are protected. The new checkpoint
+            is kept, but it is not protected.
         """
         if "retention" in parts:
             raise InvalidArgumentError(
@@ -259,8 +263,8 @@ class StoreBacked:
         parts: Mapping[str, Any],
         restore: Callable[[], object],
     ) -> Any:
-        """Have a label restored, once its file fits the parts; then take its place, and return the
-        loaded parts."""
+        """Restore a label after checking that its file fits the parts. Then set the session's place
+        to the label's, and return the loaded parts."""
         self._steps.wait_for_ranks()
         self._steps.check_outside("load()")
         saved = self._file.find(self.store, label, parts, directory)
@@ -272,15 +276,15 @@ class StoreBacked:
 
 
 class StoreBackedModule(StoreBacked):
-    """The same as a module among others, whose states change in place."""
+    """The same as a module among other modules of a framework, whose states change in place."""
 
     def _given(self, *arguments: Any) -> Mapping[str, Any]:
         """Return the ids of every lookup from the arguments of a forward."""
         raise NotImplementedError
 
     def _given_of(self, features: Any) -> list[Any]:
-        """Return the result of `_given` for each forward. Features are the argument of one, a tuple
-        of several, or a list of such, for several forwards."""
+        """Return the result of `_given` for each forward. `features` is the argument of a forward,
+        a tuple if the forward takes several arguments, or a list of these for several forwards."""
         forwards = _in_list(features)
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
         return [self._given(*of_forward) for of_forward in arguments]
@@ -293,8 +297,8 @@ class StoreBackedModule(StoreBacked):
         accumulate: int = 1,
         **session: Any,
     ) -> Generator[Any, None, None]:
-        """Yield the batches of a loop, each while its step is at hand; `accumulate` of them are one
-        step."""
+        """Yield the batches of a loop, each while its step is the current one; `accumulate` batches
+        are one step."""
         if accumulate == 1:
             with self._loop(batches, features, **session) as loop:
                 for _, announced in loop:
@@ -316,8 +320,8 @@ class StoreBackedModule(StoreBacked):
         max_norm: float | None = None,
         **options: Any,
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients, divided by their scale and by the number of ranks, and clipped; skip
-        them where the dense part was skipped, and lower the scale where they alone overflow."""
+        """Send the gradients, divided by their scale and by the number of ranks, and clipped. Skip
+        them if the dense part was skipped. Lower the scale if only these gradients overflow."""
         scale = checked_scale(gradient_scale) / verdict.scale
         if max_norm is not None and not verdict.is_overflow:
             scale *= clip_factor(self._norm(ranks) * scale, max_norm)
@@ -345,23 +349,23 @@ class StoreBackedModule(StoreBacked):
     ) -> int:
         """Go back to a checkpoint of `save`: the store, the session's place, and the other parts.
 
-        Outside a loop.
+        Call it outside a loop.
 
         Parameters
         ----------
-        wait_s, force : as in `Store.restore`: wait for the session of a trainer that was killed,
-            until its lease has run out, or end it
+        wait_s, force : as in `Store.restore`: wait until the lease of the session of a killed
+            trainer has expired, or end that session
 
         Returns
         -------
-        The place: so many steps of the session are done, and a loop of the same name continues
-        after them. Its batches must do the same: `itertools.islice(batches, place, None)`; of a
-        tf.data.Dataset, `dataset.skip(place)`.
+        The place: the number of finished steps of the session. A loop of the same name continues
+        after them. Its batches must start there too: `itertools.islice(batches, place, None)`, or
+        `dataset.skip(place)` for a tf.data.Dataset.
 
         Raises
         ------
-        CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
-            Nothing has changed.
+        CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or it has other
+            parts. Nothing has changed.
         TableHeldError : a session is open, still or again. Nothing has changed.
         OSError : the file cannot be read.
         """
@@ -375,5 +379,5 @@ def _in_list(features: Any) -> list[Any]:
 
 
 def _forwards_of(features: Callable[[Any], Any], batches: Iterable[Any]) -> list[Any]:
-    """Return the features of several batches, one forward after the other."""
+    """Return the features of several batches as a list of forwards, in the order of the batches."""
     return [forward for batch in batches for forward in _in_list(features(batch))]

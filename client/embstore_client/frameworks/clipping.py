@@ -1,8 +1,8 @@
-"""The norm of the gradients of rows, and the factor that brings it down to a bound.
+"""The norm of the gradients of rows, and the factor that reduces it to a bound.
 
-A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2).
-Where ranks share a step, it is the mean of the ranks' gradients. The norm is L2, over the rows of
-all tables, as if rows were parameters. Sums are float32, squares float64.
+A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2). If
+ranks share a step, it is the mean of the ranks' gradients. The norm is L2, over the rows of all
+tables, as if rows were parameters. Sums are float32, squares float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _TINY = 1e-6
 
 
 def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:
-    """Return the gradient of each key once."""
+    """Return the gradients with each key once: the sum over its occurrences."""
     sums = {}
     for table, (keys, rows) in share.items():
         once, inverse = unique(keys)
@@ -31,7 +31,7 @@ def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:
 
 
 def norm_of(shares: Sequence[Share]) -> float:
-    """Return the norm of the mean of the ranks' gradients, each with a gradient of a key once."""
+    """Return the norm of the mean of the ranks' gradients; each share has each key at most once."""
     squares = 0.0
     for table in dict.fromkeys(table for share in shares for table in share):
         parts = [share[table] for share in shares if table in share]
@@ -42,12 +42,12 @@ def norm_of(shares: Sequence[Share]) -> float:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """Return the factor that brings gradients of a norm down to `max_norm` at most; 1 where the
-    norm is not finite: whether such gradients are sent is another question.
+    """Return the factor that reduces gradients with this norm to `max_norm` at most. Return 1 if
+    the norm is not finite: other code decides whether such gradients are sent.
 
     Raises
     ------
-    InvalidArgumentError : max_norm is no number, or below 0.
+    InvalidArgumentError : max_norm is not a number, or is below 0.
     """
     if not isinstance(max_norm, float | int) or not max_norm >= 0:
         raise InvalidArgumentError(f"expected max_norm to be a number >= 0, found {max_norm!r}")
@@ -55,5 +55,6 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def checked_scale(gradient_scale: float) -> float:
-    """Return the factor of gradients; raise InvalidArgumentError: no number, or below 0."""
+    """Return the factor of gradients. Raise InvalidArgumentError if it is not a number, or below
+    0."""
     return fp32_scalar(gradient_scale, "gradient_scale")

@@ -1,15 +1,15 @@
-"""The store of a module, also of one that was copied, sent to another process, or forked with it.
+"""The store of a module, also after the module was copied, sent to another process, or forked.
 
-A copy within the process has the same store. A module that is pickled carries the address of its
-server and how it was connected to, but no token (EMBSTORE_TOKEN is asked where it arrives); it
-connects when it is first used. An embedded store belongs to its process, so a module of one arrives
-without any: `attach` gives it another.
+A copy within the process uses the same store. A pickled module carries the address of its server
+and the options of its connection, but no token: the process that unpickles it reads EMBSTORE_TOKEN.
+It connects when it is first used. An embedded store belongs to its process, so a module that used
+one arrives without a store; `attach` gives it one.
 
-**A forked process**, as a worker of a DataLoader, has the module as it is, and the parent's
-connection: its threads are not there, and its sockets are shared. The child does not touch it, and
-connects anew when the module is first used. Where the parent shares memory with the server, the
-child does too, without gRPC, to which forks matter: a new channel works in a child as long as the
-handlers of forks of gRPC run, which is its default.
+**A forked process**, such as a worker of a DataLoader, inherits the module and the parent's
+connection, whose threads do not exist in the child, and whose sockets are shared. The child does
+not use that connection; it connects anew when the module is first used. If the parent shares memory
+with the server, the child does too. That path needs no gRPC, which is sensitive to forks: a new
+channel works in a child only if gRPC's fork handlers run, as they do by default.
 """
 
 import os
@@ -28,10 +28,10 @@ _FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 class Connection:
-    """A store, or the way to one. Any thread."""
+    """A store, or the arguments to connect to one. Any thread."""
 
     def __init__(self, store: Store | None, options: dict[str, Any] | None = None) -> None:
-        """Keep a store, or the arguments of `connect`; with neither, `store` raises."""
+        """Keep a store, or the arguments of `connect`. With neither, reading `store` raises."""
         self._lock = threading.Lock()
         self._store = store
         self._options = options
@@ -42,12 +42,12 @@ class Connection:
 
     @property
     def store(self) -> Store:
-        """The store, connected to now if it was not before.
+        """The store. Reading it connects if there is no connection yet.
 
         Raises
         ------
-        InvalidArgumentError : the store that the module was made with was embedded in another
-            process; or this one was forked, and gRPC's handlers of forks are turned off.
+        InvalidArgumentError : the module was made with a store that was embedded in another
+            process; or this process was forked, and gRPC's fork handlers are turned off.
         The errors of `connect`.
         """
         with self._lock:
@@ -61,7 +61,7 @@ class Connection:
             return self._store
 
     def _way(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `connect` by which this process can."""
+        """Return arguments of `connect` that work in this process."""
         executor = None if self._parents is None else self._parents.executor
         if executor is None:
             return options
@@ -77,19 +77,19 @@ class Connection:
         return options
 
     def forked(self) -> None:
-        """Start anew in a process that was forked."""
+        """Reset the connection, in a process that was forked."""
         self._lock = threading.Lock()  # another thread may have had it
         if self._store is not None and self._options is not None:
             self._parents, self._store = self._store, None
 
     @property
     def connected(self) -> Store | None:
-        """The store, if there is one by now."""
+        """The store, or None if there is no connection yet."""
         return self._store
 
     @property
     def options(self) -> dict[str, Any] | None:
-        """The arguments of `connect`, without a token; None: the store is embedded."""
+        """The arguments of `connect`, without a token. None: the store is embedded."""
         return self._options
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Connection":

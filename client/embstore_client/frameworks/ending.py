@@ -1,11 +1,11 @@
-"""The end of a loop of several ranks, which waits for the others in a thread.
+"""The end of a loop of several ranks, which waits for the other ranks in a thread.
 
-A rank whose batches are fewer has to wait until the others have gone through theirs: only then is
-the place of the session the place of all ranks, and the tables are free. But it must not wait
-within its loop: the dense part of the others goes on too, and needs this rank, as in the block of
-`DistributedDataParallel.join()`, whose end the rank has to reach. A thread waits, and the program
-is held up where it needs the place, or the tables: at the next loop, at `save` and `load`, and at
-an update outside of loops.
+A rank with fewer batches has to wait until the other ranks have finished theirs. Only then is the
+place of the session the last step of all ranks, and only then are the tables free. But the rank
+must not wait within its loop: the dense part of the other ranks continues too, and needs this rank,
+which has to reach the end of its block of `DistributedDataParallel.join()`. So a thread waits. The
+program is blocked only where it needs the place or the tables: at the next loop, at `save` and
+`load`, and at an update outside of loops.
 """
 
 import threading
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Ending:
-    """A run that has gone through its batches, and waits for the other ranks."""
+    """A run that has finished its batches, and waits for the other ranks."""
 
     def __init__(self, run: Any, within: AbstractContextManager[Any]) -> None:
         """Wait in a thread; then leave `within`, the with block of the run."""
@@ -32,16 +32,16 @@ class Ending:
 
     @property
     def last_step(self) -> int:
-        """The last step known to be finished: once the ranks have ended, the last of all ranks."""
+        """The last step known to be finished. After all ranks have ended, it is their last step."""
         step: int = self._run.last_step
         return step
 
     def wait(self) -> int:
-        """Return the last step of all ranks, when none has more.
+        """Wait until no rank has more steps, and return the last step of all ranks.
 
         Raises
         ------
-        RankFailedError : one has failed, has never joined, or has left with steps to come.
+        RankFailedError : a rank has failed, has never joined, or has left before its last step.
         """
         self._thread.join()
         if self._failure is not None:

@@ -1,12 +1,13 @@
 """The gradients that backward passes leave, kept until `step` sends them.
 
-Each feature of each forward has a number, given when the forward was computed: forwards in order,
-and in each the features in the order of the module. A gradient is kept under that number, whenever
-it comes: backward passes go through features in an order of their own. One that comes again is
-added to the first. A forward that is computed again for its backward pass is one more forward.
+Each feature of each forward has a number, assigned when the forward was computed: forwards in
+order, and within a forward the features in the order of the module. A gradient is kept under that
+number, whenever it arrives: backward passes visit features in an order of their own. A second
+gradient of the same number is added to the first. A forward that is computed again for its backward
+pass counts as a further forward.
 
-A feature without a gradient leaves none here, so there is no update of it: under Adam a zero would
-be one. The same holds for a frozen table: it is as if its gradient had not come.
+A feature that gets no gradient leaves nothing here, so its rows are not updated: under Adam, a zero
+gradient would be an update. A frozen table is treated as if it had got no gradient.
 """
 
 import threading
@@ -26,40 +27,43 @@ Number = tuple[int, int]
 
 
 FORWARDS_WITHOUT_STEP = 16
-"""The number of forwards with backward passes and without `step` that warns: it was forgotten."""
+"""Number of forwards with backward passes but without `step` after which to warn: `step` is
+missing."""
 
 
 def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays one behind the other; a single one as it is."""
+    """Return arrays concatenated; a single array as it is."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class KeptGradients:
-    """The gradients of a module's forwards. Any thread: frameworks go back in theirs."""
+    """The gradients of a module's forwards. Any thread: backward passes run in framework
+    threads."""
 
     def __init__(
         self,
         join: Callable[[Sequence[Any]], Any] = concatenated,
         frozen: Collection[str] = (),
     ) -> None:
-        """Keep none.
+        """Begin without gradients.
 
         Parameters
         ----------
-        join : returns the keys of several features, or their gradients, one behind the other, where
-            a framework has some elsewhere than in arrays of the host
+        join : concatenates the keys of several features, or their gradients. A framework passes its
+            own if some of its arrays are not on the host
         frozen : tables whose gradients are not kept
         """
         self.frozen = set(frozen)
-        """Tables whose gradients are not kept, from now on."""
+        """Tables whose gradients are not kept. A change applies to later gradients."""
         self._join = join
         self._lock = threading.Lock()
         self._forwards = 0
         self._kept: dict[Number, tuple[Occurrences, Rows]] = {}
-        self._of_forwards: set[int] = set()  # Whose gradients are kept.
+        self._of_forwards: set[int] = set()  # Numbers of the forwards that have gradients here.
         self._has_warned = False
         self.warns_of_many = True
-        """Whether many forwards without a step warn; a loop of announced steps raises anyway."""
+        """Whether many forwards without a step warn. A loop of announced steps raises an error
+        anyway."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -69,18 +73,19 @@ class KeptGradients:
         return KeptGradients, (self._join, self.frozen)
 
     def next_forward(self) -> int:
-        """Return the number of a forward that begins."""
+        """Return the number of a new forward."""
         with self._lock:
             self._forwards += 1
             return self._forwards
 
     def keep(self, number: Number, of: Occurrences, gradients: NDArray[Any]) -> None:
-        """Keep a copy of the gradients of a feature's outputs, (*, dim) of any float dtype, or add
-        them to those before."""
+        """Keep a copy of the gradients of a feature's outputs, (*, dim) of any float dtype. If
+        there are gradients of this number already, add these to them."""
         self.take(number, of, np.array(gradients, np.float32))
 
     def take(self, number: Number, of: Occurrences, gradients: Rows) -> None:
-        """Do the same with gradients that no other code has, C-contiguous, without a copy."""
+        """Do the same as `keep` without a copy, for C-contiguous gradients that no other code
+        uses."""
         if of.table in self.frozen:
             return
         rows = gradients.reshape(-1, gradients.shape[-1])
@@ -101,8 +106,8 @@ class KeptGradients:
             )
 
     def by_table(self) -> dict[str, tuple[Keys, Rows]]:
-        """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards, as
-        `join` does."""
+        """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards,
+        concatenated by `join`."""
         join = self._join
         return {
             table: (join([of.keys for of, _ in parts]), join([of.by_key(g) for of, g in parts]))
@@ -110,7 +115,7 @@ class KeptGradients:
         }
 
     def parts(self) -> dict[str, list[tuple[Any, Rows]]]:
-        """Return the ids and the gradients of outputs of each feature, by table, in the order of
+        """Return, by table, the ids and the gradients of outputs of each feature, in the order of
         the forwards."""
         with self._lock:
             kept_ones = [self._kept[number] for number in sorted(self._kept)]
@@ -125,7 +130,7 @@ class KeptGradients:
             self._kept = {n: (of, change(gradients)) for n, (of, gradients) in self._kept.items()}
 
     def warn_unsent(self) -> None:
-        """Warn of gradients that are still here: they cannot be sent any more."""
+        """Warn if gradients are still kept: they cannot be sent any more."""
         with self._lock:
             tables = sorted({of.table for of, _ in self._kept.values()})
         if tables:
@@ -136,7 +141,7 @@ class KeptGradients:
             )
 
     def clear(self) -> None:
-        """Forget them."""
+        """Discard all gradients."""
         with self._lock:
             self._kept.clear()
             self._of_forwards.clear()
@@ -152,6 +157,6 @@ def _sum(before: Rows, after: Rows) -> Rows:
 @kept
 @np.errstate(all="ignore")
 def multiplied(gradients: Rows, factor: float) -> Rows:
-    """Return gradients of the host, multiplied."""
+    """Return gradients in host memory, multiplied by a factor."""
     product: Rows = gradients * np.float32(factor)
     return product

@@ -1,11 +1,11 @@
-"""A mark, in a framework's file of weights, of the rows that it lacks: their tables' t.
+"""A marker in a framework's file of weights, which stands for the rows that the file lacks.
 
-A marker is JSON: the store's id, and t of each table. Where a file is loaded, it is compared with
-the store's present state. It has no digest: frameworks ask for their states often, as averages of
-weights do at every step, and a digest reads all that has changed. So rows that were set without an
-update, by `assign` or an import, are not detected.
+A marker is JSON: the store's id, and t of each table. When the file is loaded, the marker is
+compared with the store's present state. It has no digest: a digest reads all rows that have
+changed, and frameworks ask for their states often (weight averaging does so at every step). So rows
+that were set without an update, by `assign` or an import, are not detected.
 
-Its length does not depend on t: programs that average states add up these bytes.
+The marker's length does not depend on t, because programs that average states add up these bytes.
 """
 
 import json
@@ -17,11 +17,11 @@ from embstore.errors import EmbstoreError
 from embstore.handles.store import Store
 
 _DIGITS = 20
-"""The digits of the largest t."""
+"""Number of digits of the largest t."""
 
 
 def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
-    """Return the marker of tables as they are; without t where the store cannot be asked."""
+    """Return the marker of the tables' present state, without t if the store cannot be asked."""
     here = _here(store, tables)
     text = json.dumps(here)
     padding = sum(_DIGITS - len(str(t)) for t in here["t"].values())
@@ -29,10 +29,10 @@ def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
 
 
 def warn_of_others(marker: bytes, store: Store | None, tables: Iterable[str]) -> None:
-    """Warn where a marker is of other rows than the tables have now."""
+    """Warn if a marker describes other rows than the tables have now."""
     try:
         saved = dict(json.loads(marker))
-    except ValueError:  # made of several, or changed
+    except ValueError:  # an average of several markers, or changed
         saved = {}
     here = _here(store, tables)
     if not here["t"] or not saved.get("t", True):

@@ -1,4 +1,4 @@
-"""Ids in the shapes of arrays, taken apart into keys and bags.
+"""Ids in arrays of several shapes, split into keys and bags.
 
     (bags, length)               bags of one length
     (bags,)                      bags of one id
@@ -6,12 +6,12 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
-Ids are keys, or they are hashed, for tables that say so: then text is among them, in lists too. For
-sparse keys, ids of uint64 are the int64 of the same bits. Padding is left out (`padding`). So ids
-of one shape, which compilers ask for, have as many in them as there are. A weighted mean becomes a
-weighted sum here: weights are divided by their bag's total.
+Ids are keys, or they are hashed if the table was declared so. Hashed ids can be text, also in
+lists. For sparse keys, an id of uint64 is the int64 of the same bits. Padding is left out
+(`padding`), so an array of one fixed shape, which compilers require, can contain any number of ids.
+A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
 
-The result is the host's, and a copy: a trainer may use its arrays again before `step`.
+The result is a copy in host memory, so a trainer may use its arrays again before `step`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,20 +36,22 @@ class Occurrences(NamedTuple):
 
     table: str
     keys: Keys
-    """(n,), one after the other, without padding."""
+    """The keys of all ids, (n,), in order, without padding."""
     offsets: NDArray[np.int64] | None
-    """(outputs + 1,), from 0 to n, where the ids of each output begin; None: each has one."""
+    """Where the ids of each output begin, (outputs + 1,), from 0 to n. None: each output has one
+    id."""
     weights: NDArray[np.float32] | None
-    """(n,), or None."""
+    """The weight of each id, (n,), or None."""
     mode: str
     """How the rows of an output are pooled."""
     shape: tuple[int, ...]
     """The shape of the outputs, without dim: (bags,), or the shape of ids that are not pooled."""
     is_single: bool
-    """No output can have more than one id, by the shape in which ids were given."""
+    """Whether no output can have more than one id, by the shape in which ids were given."""
 
     def pooled(self, rows: Rows) -> Rows:
-        """Return the outputs, (*shape, dim), of the rows of keys, (n, dim); contract.md, rule 8."""
+        """Return the outputs, (*shape, dim), from the rows of the keys, (n, dim); contract.md, rule
+        8."""
         if self.offsets is not None:
             mode: Any = self.mode
             rows = pool_rows(rows, self.offsets, mode, self.weights)
@@ -74,7 +76,7 @@ class Occurrences(NamedTuple):
         )
 
     def as_sum(self) -> Self:
-        """Return a weighted mean as the weighted sum that it is; anything else as it is."""
+        """Return a weighted mean as an equivalent weighted sum; return any other mode as it is."""
         if self.mode != "mean" or self.weights is None or self.offsets is None:
             return self
         return self._replace(mode="sum", weights=shares_of(self.weights, self.offsets))
@@ -87,13 +89,13 @@ class Occurrences(NamedTuple):
 
 
 def totals_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the sum of the weights of each bag, (bags,), by rule 2 of the contract."""
+    """Return the sum of the weights of each bag, (bags,), added by rule 2 of the contract."""
     return pool_rows(weights[:, None], offsets)[:, 0]
 
 
 @kept
 def shares_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return weights (n,) divided by their bag's total, or by 1 where that is 0."""
+    """Return weights (n,) divided by their bag's total, or by 1 if the total is 0."""
     totals = totals_of(weights, offsets)
     shares: NDArray[np.float32] = weights / np.repeat(
         np.where(totals == 0, np.float32(1), totals), np.diff(offsets)
@@ -102,7 +104,7 @@ def shares_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArr
 
 
 Given = Mapping[str, Occurrences]
-"""The input of one forward: the ids of every lookup by its name, in their order."""
+"""The input of one forward: the ids of every lookup by its name, in the order of the lookups."""
 
 
 class HasKeys(Protocol):
@@ -110,19 +112,20 @@ class HasKeys(Protocol):
 
     @property
     def table(self) -> str:
-        """Its name."""
+        """The table's name."""
 
     @property
     def keys(self) -> Any:
-        """(n,), one after the other."""
+        """The keys of all ids, (n,), in order."""
 
 
 def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
-    """Return the ids of every lookup from a mapping, which may have others too.
+    """Return the ids of every lookup from a mapping, which may contain other features too.
 
     Raises
     ------
-    InvalidArgumentError : it is no mapping, one is missing, or has another shape or dtype.
+    InvalidArgumentError : `features` is no mapping, or a feature is missing, or has another shape
+        or dtype.
     """
     return {
         name: occurrences(table, value, f"feature {name!r}")
@@ -131,7 +134,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
 
 
 def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
-    """Return the lookups of some forwards by table, one forward after the other."""
+    """Return the lookups of some forwards by table, in the order of the forwards."""
     found: dict[str, list[K]] = {}
     for given in forwards:
         for of in given.values():
@@ -140,13 +143,13 @@ def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
 
 
 def keys_by_table(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all lookups of some forwards by table, repeated or not."""
+    """Return the keys of all lookups of some forwards by table, with repeated keys."""
     parts = {name: [of.keys for of in of_table] for name, of_table in by_table(*forwards).items()}
     return {n: np.asarray(p[0]) if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
 
 
 def places(given: Mapping[str, K]) -> Iterator[tuple[str, K, slice]]:
-    """Yield each lookup's name, its ids, and where they are among the keys of their table."""
+    """Yield each lookup's name, its ids, and the slice of them among the keys of their table."""
     ends: dict[str, int] = {}
     for name, of in given.items():
         begin = ends.get(of.table, 0)
@@ -160,11 +163,11 @@ def pooled(given: Given, found: Mapping[str, Found]) -> dict[str, Rows]:
 
 
 def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
-    """Return the ids of a feature of a table; errors name it by `what`.
+    """Return the ids of a feature of a table; errors name the feature by `what`.
 
     Raises
     ------
-    InvalidArgumentError : another shape or dtype.
+    InvalidArgumentError : the value has another shape or dtype.
     """
     if not isinstance(value, tuple):
         value = (value,)
@@ -201,8 +204,8 @@ def bounds_of(
 
     Parameters
     ----------
-    shape : of the ids: (bags, length), or (n,) with offsets
-    offsets : where each bag begins; with `has_last` one more, the end of the last one
+    shape : shape of the ids: (bags, length), or (n,) with offsets
+    offsets : where each bag begins; with `has_last` one more entry, the end of the last bag
 
     Raises
     ------

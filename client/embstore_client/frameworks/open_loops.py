@@ -1,11 +1,12 @@
-"""The loops of `ahead` that this program has open, and their conflicts with another one.
+"""The open loops of `ahead` in this program, and their conflicts with a new loop.
 
-A loop that was left, as by `break`, is open as long as anything has its generator: a variable, a
-traceback, a notebook. A store can say only that some session holds a table; a program knows that
-the session is its own, so its error says at once how to end it.
+A loop that was left early, as by `break`, stays open as long as a variable, a traceback or a
+notebook refers to its generator. A store can report only that some session holds a table. The
+program knows that the session is its own, so its error can say at once how to end it.
 
-A loop within the loader of another is advanced by the thread that reads batches, ahead of the
-training: its step at hand would belong to a batch which the trainer has not come to.
+A loop inside the data loader of another loop is not allowed. The thread that reads batches would
+advance it ahead of the training, so its current step would belong to a batch that the trainer has
+not reached.
 """
 
 import threading
@@ -20,7 +21,7 @@ _reading = threading.local()
 
 
 class OpenLoop(NamedTuple):
-    """A loop, with the facts by which it may conflict with another one."""
+    """A loop, with the properties that decide whether it conflicts with another loop."""
 
     store: Any
     tables: frozenset[str]
@@ -28,8 +29,8 @@ class OpenLoop(NamedTuple):
     shared: bool
 
     def conflicts_with(self, other: "OpenLoop") -> set[str]:
-        """Return the tables that both would hold; none for ranks of one session, which have one
-        name, or for sessions that share their tables."""
+        """Return the tables that both loops would hold. There are none for ranks of one session,
+        which have one name, or for sessions that share their tables."""
         is_one = self.name is not None and self.name == other.name
         if self.store is not other.store or is_one or (self.shared and other.shared):
             return set()
@@ -37,11 +38,11 @@ class OpenLoop(NamedTuple):
 
 
 _open: dict[int, OpenLoop] = {}
-"""The open loops, by an id of each."""
+"""The open loops, by the id of each object."""
 
 
 def read(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches for the thread that reads them, in which no other loop begins."""
+    """Yield batches in the thread that reads them; while it reads, it must not begin a loop."""
     left = iter(batches)
     while True:
         before, _reading.is_on = getattr(_reading, "is_on", False), True
@@ -56,12 +57,12 @@ def read(batches: Iterable[Any]) -> Iterator[Any]:
 
 @contextmanager
 def opening(loop: OpenLoop) -> Iterator[None]:
-    """Have a loop open within the block.
+    """Register a loop as open within the block.
 
     Raises
     ------
-    InvalidArgumentError : it begins within the loader of another one.
-    TableHeldError : another loop of this program has its tables.
+    InvalidArgumentError : the loop begins within the loader of another loop.
+    TableHeldError : another loop of this program holds one of its tables.
     """
     if getattr(_reading, "is_on", False):
         raise InvalidArgumentError(
@@ -84,7 +85,7 @@ def opening(loop: OpenLoop) -> Iterator[None]:
 
 
 def outside(refused: TableHeldError) -> TableHeldError:
-    """Return the error of a step that is in no loop, whose table a session holds."""
+    """Return the error for a step outside any loop on a table that a session holds."""
     found = str(refused).partition(";")[0]
     return TableHeldError(
         f"{found}; found a step outside that loop: call step() inside the loop, or loop.close() "

@@ -1,9 +1,10 @@
 """Padding: ids that stand for no row, so that bags and sequences of any lengths fit one shape.
 
-An id of -1 is padding, and so is the `padding_idx` of its entry. It is no row of a bag, also not in
-the count of a mean; where a row for each id is wanted, its row is zeros; it gets no gradient, and
-its weight gets one of 0. It is left out before anything is looked up, so neither the store nor a
-session sees it. Ids that are hashed are padding before they are; their keys are -1.
+An id of -1 is padding, and so is the `padding_idx` of its entry. In a bag, padding adds no row, and
+a mean does not count it. If a row is wanted for each id, the row of padding is zeros. Padding gets
+no gradient, and the gradient of its weight is 0. Padding is left out before anything is looked up,
+so neither the store nor a session sees it. For hashed ids, an id is compared with padding before it
+is hashed; the key of padding is -1.
 """
 
 from typing import Any
@@ -15,7 +16,8 @@ PADDING = -1
 
 
 def is_id(ids: Any, padding_idx: int | None) -> Any:
-    """Return which of some ids, (n,) of NumPy or of a framework, are not padding, (n,) bool."""
+    """Return a bool mask (n,) of the ids that are not padding; ids (n,) of NumPy or of a
+    framework."""
     found = ids != PADDING
     return found if padding_idx is None else found & (ids != padding_idx)
 
@@ -23,11 +25,11 @@ def is_id(ids: Any, padding_idx: int | None) -> Any:
 def offsets_without(
     offsets: NDArray[np.int64] | None, are_ids: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return where outputs begin, (outputs + 1,), when padding is left out.
+    """Return where outputs begin, (outputs + 1,), after padding is left out.
 
     Parameters
     ----------
-    offsets : the same with padding; None: each output has one id
+    offsets : where outputs begin, with padding. None: each output has one id
     """
     before = np.concatenate([[0], np.cumsum(are_ids)]).astype(np.int64)
     return before if offsets is None else before[offsets]

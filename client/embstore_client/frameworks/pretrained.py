@@ -1,8 +1,8 @@
 """Initial rows of a table that were trained elsewhere.
 
-They are compared with the table's rows, and written where they differ: a program that runs again,
-and the ranks of one, write nothing. A table that has been trained keeps its rows, so that a trainer
-that is started again goes on where it was.
+The given rows are compared with the table's rows, and written where they differ. So a program that
+runs again, or a second rank, writes nothing. A table that has been trained keeps its rows, so a
+trainer that is started again continues from its trained rows.
 """
 
 import warnings
@@ -15,15 +15,15 @@ from embstore.handles.table import Table
 from embstore.layout import ELEMENT_BYTES
 
 _BYTES = 1 << 24
-"""The bytes of the rows of a call."""
+"""Number of bytes of rows per call."""
 
 
 def begin_with(table: Table, count: int, rows_of: Callable[[slice], Rows]) -> None:
-    """Set the rows of the keys below `count`, unless the table was trained, which warns.
+    """Set the rows of the keys below `count`. If the table was trained, warn and set nothing.
 
     Parameters
     ----------
-    rows_of : returns some of them, (n, dim) float32
+    rows_of : returns the rows of a range of keys, (n, dim) float32
     """
     t = table.t
     if t:

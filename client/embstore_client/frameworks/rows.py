@@ -1,12 +1,12 @@
 """The source of a forward's rows: the store, or an announced step of a session.
 
-The store returns a row for each id, for all tables by one call; that keys travel once each is the
-client's doing. The rows of a step come once for each key, with the row of each id, at its first
-forward; later ones of the same step (micro-batches, a forward that is computed again) find their
-keys among the announced ones.
+The store returns a row for each id, for all tables by one call; the client makes keys unique before
+it sends them. At the first forward of a step, its rows arrive once per distinct key, with the index
+of each id's row. Later forwards of the same step (micro-batches, a forward that is computed again)
+find their keys among the announced ones.
 
 With a store in this process, or a server that shares its GPU's memory, rows and gradients may be in
-the device's memory: in arrays of the framework, which makes them (`MakeRows`).
+the device's memory, in arrays that the framework makes (`MakeRows`).
 """
 
 from collections.abc import Mapping
@@ -26,23 +26,23 @@ class Positions(NamedTuple):
     """Ids of a step, as indices into its distinct keys."""
 
     places: NDArray[np.int32]
-    """(n,)"""
+    """The index of each id's key, (n,) int32."""
 
 
 Named = Keys | Positions
-"""The ids of gradients: (n,) keys; or, within a step, where they are among its keys."""
+"""The ids of gradients: keys (n,); or, within a step, indices into its distinct keys."""
 
 
 class Found(NamedTuple):
     """The rows of one table in one forward."""
 
     rows: Rows
-    """(u, dim), of the host, or in arrays of the framework"""
+    """(u, dim), in host memory, or in arrays of the framework."""
     inverse: NDArray[np.int32] | None
-    """(n,), the row of each id; None: u is n, in the order of the ids."""
+    """(n,), the row of each id. None: u is n, and rows are in the order of the ids."""
 
     def of(self, place: slice) -> Rows:
-        """Return the rows of some ids, (m, dim)."""
+        """Return the rows of a slice of the ids, (m, dim)."""
         return self.rows[place] if self.inverse is None else self.rows[self.inverse[place]]
 
 
@@ -53,7 +53,7 @@ def from_store(
     admit: bool,
     out: Mapping[str, Any] | None = None,
 ) -> dict[str, Found]:
-    """Return the rows of keys (n,) by table, by one call; `out` as in `Store.lookup`."""
+    """Return the rows of keys (n,) by table, in one call; `out` as in `Store.lookup`."""
     rows = store.lookup(keys, admit=admit, out=out)
     return {table: Found(of_table, None) for table, of_table in rows.items()}
 
@@ -64,33 +64,33 @@ class AnnouncedStep:
     def __init__(
         self, step: Any, keys: Mapping[str, Keys], given: Any = None, looks: str = "evaluate"
     ) -> None:
-        """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,);
-        `looks` names, in messages, the caller's way to look only."""
+        """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,).
+        `looks` is for messages: it names the caller's function that reads rows without training."""
         self._step = step
         self._looks = looks
         self.number: int = step.number
         """The step's number in its session."""
         self.given = given
-        """The adapter's other data of its batch."""
+        """The adapter's other data of the step's batch."""
         self._keys = keys
-        self._found: dict[str, Found] = {}  # Of all announced keys; none before the first forward.
+        self._found: dict[str, Found] = {}  # Of all announced keys; empty before the first forward.
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has been updated, released or skipped."""
+        """Whether the step has been updated, released or skipped."""
         return bool(self._step.is_finished)
 
     @property
     def reaches_device(self) -> bool:
-        """Whether its rows may be in arrays of the store's device, and gradients too."""
+        """Whether the step's rows and gradients may be in arrays of the store's device."""
         return bool(self._step.reaches_device)
 
     def announced(self, make: MakeRows | None = None) -> dict[str, Found]:
-        """Return the rows of all its keys by table, and the row of each announced id.
+        """Return the rows of all the step's keys by table, and the row index of each announced id.
 
         Parameters
         ----------
-        make : makes the arrays for rows, where they are looked up now; None: they are the host's
+        make : makes the arrays for rows if they are looked up now. None: they are in host memory
 
         Raises
         ------
@@ -127,7 +127,7 @@ class AnnouncedStep:
     ) -> AcknowledgedUpdate:
         """Finish the step by one update: the gradients of ids, by table.
 
-        Announced keys without a gradient are left out.
+        Announced keys without a gradient are not part of the update.
         """
         self._check_open()
         given = {
@@ -140,7 +140,7 @@ class AnnouncedStep:
     def update_unique(
         self, sums: Mapping[str, Rows | SomeGradients], **options: Any
     ) -> AcknowledgedUpdate:
-        """Finish the step by one update: sums by key, in the order of `rows`."""
+        """Finish the step by one update: one gradient sum per key, in the order of `rows`."""
         self._check_open()
         done: AcknowledgedUpdate = self._step.update_unique(sums, **options)
         return done
@@ -152,7 +152,7 @@ class AnnouncedStep:
         return done
 
     def release(self) -> AcknowledgedUpdate:
-        """Finish the step, which only read."""
+        """Finish a step that only read rows."""
         self._check_open()
         done: AcknowledgedUpdate = self._step.release()
         return done
@@ -171,7 +171,7 @@ class AnnouncedStep:
     def _places(self, table: str, named: Named) -> NDArray[np.int32]:
         if isinstance(named, Positions):
             return named.places
-        # Gradients that come from elsewhere may be the first to ask for rows.
+        # Gradients that were computed elsewhere may be the first to need the rows.
         announced, inverse, keys = self._keys[table], self.announced()[table].inverse, named
         assert inverse is not None
         if np.array_equal(keys, announced):
@@ -179,7 +179,7 @@ class AnnouncedStep:
         known = self._once(table)
         order = np.argsort(known)
         places = np.searchsorted(known, keys, sorter=order)
-        found = np.append(order, 0)[places]  # 0 in place of one that there is not
+        found = np.append(order, 0)[places]  # 0 for a key that is not found
         missing = (places == len(known)) | (np.append(known, -1)[found] != keys)
         if missing.any():
             raise InvalidArgumentError(

@@ -1,13 +1,14 @@
 """A checkpoint of the store and a file of a framework, under one label.
 
-The file is written and synced first, under a name that no other has, and the name goes into the
-metadata of the checkpoint. The checkpoint completes both: where it fails, or the trainer is killed
-before it, a file is left that no checkpoint names, and the label is free. A file is removed with
-its checkpoint: pushed out by the one that is saved, replaced by it, or undone by a restore. Only
+The file is written and synced first, under a unique name, which the metadata of the checkpoint
+contains. The checkpoint completes both. If the checkpoint fails, or the trainer is killed before
+it, a file remains that no checkpoint names, and the label is free. A file is removed when its
+checkpoint is: when a new checkpoint pushes it out or replaces it, or when a restore undoes it. Only
 files that a checkpoint of this store has named are removed.
 
-**Replacing** a checkpoint must not lose both by a kill in between. So the new one is made as
-LABEL/replacing first, then the label is dropped, and made again, which has little left to write.
+**Replacing** a checkpoint must not lose both the old and the new one if the process is killed in
+between. So the new one is made as LABEL/replacing first. Then the label is dropped and made again;
+the second checkpoint has little left to write.
 
     metadata    {name of the framework: name of the file}
 """
@@ -30,8 +31,8 @@ from embstore.errors import (
 from embstore.handles.store import Store
 
 _REFUSALS = (CapacityError, CheckpointExistsError, InvalidArgumentError, PermissionDeniedError)
-"""Errors after which there is no such checkpoint; after others there may be one, and it needs its
-file."""
+"""Errors after which the checkpoint does not exist. After other errors it may exist, and it needs
+its file."""
 
 
 Parts = Mapping[str, Any]
@@ -44,21 +45,21 @@ class Saved(NamedTuple):
     last_step: int
     """The place of the session."""
     load: Callable[[], Any]
-    """Sets the parts to the saved values, or returns new ones with them."""
+    """Sets the parts to the saved values, or returns new parts with these values."""
 
 
 class KeptFile(NamedTuple):
-    """The files of a framework: their names, in the metadata of checkpoints and on the disk, and
-    their contents."""
+    """The files of a framework: their names, in the metadata of checkpoints and on disk, and their
+    contents."""
 
     framework: str
     suffix: str
     writing: Callable[[Parts, int], Callable[[BinaryIO], object]]
-    """Returns a function that writes parts and a place; InvalidArgumentError: some cannot be
-    saved."""
+    """Returns a function that writes parts and a place. Raises InvalidArgumentError if a part
+    cannot be saved."""
     reading: Callable[[Path, str, Parts], Saved]
-    """Returns the contents of the file of a label for parts, and changes none;
-    InvalidArgumentError: it has other parts."""
+    """Returns the contents of the file of a label for the given parts, and does not change these
+    parts. Raises InvalidArgumentError if the file has other parts."""
 
     def save(
         self,
@@ -111,7 +112,7 @@ class KeptFile(NamedTuple):
 
     @contextmanager
     def removing(self, store: Store, directory: str | os.PathLike[str]) -> Iterator[None]:
-        """Remove the files of checkpoints that the block's work has dropped."""
+        """Remove the files of those checkpoints that were dropped during the block."""
         before = self._names(store)
         yield
         for name in before - self._names(store):
@@ -119,7 +120,8 @@ class KeptFile(NamedTuple):
                 Path(directory, name).unlink(missing_ok=True)
 
     def _names(self, store: Store) -> set[str]:
-        """Return the names of the files of all kept checkpoints; none that leads elsewhere."""
+        """Return the names of the files of all kept checkpoints, without names that leave the
+        directory."""
         found = {kept.metadata.get(self.framework) for kept in store.checkpoints()}
         names = {name for name in found if isinstance(name, str)}
         return {name for name in names if name == Path(name).name and name.endswith(self.suffix)}
@@ -127,12 +129,12 @@ class KeptFile(NamedTuple):
     def find(
         self, store: Store, label: str, parts: Parts, directory: str | os.PathLike[str]
     ) -> Saved:
-        """Return the contents of a checkpoint's file for the parts; changes nothing.
+        """Return the contents of a checkpoint's file for the parts; change nothing.
 
         Raises
         ------
-        CheckpointNotFoundError : the label is not kept.
-        InvalidArgumentError : `save` has not made it, or of other parts.
+        CheckpointNotFoundError : there is no checkpoint with this label.
+        InvalidArgumentError : `save` has not made the checkpoint, or has made it with other parts.
         OSError : the file cannot be read.
         """
         metadata = {checkpoint.label: checkpoint.metadata for checkpoint in store.checkpoints()}
@@ -153,7 +155,7 @@ class KeptFile(NamedTuple):
 
 
 def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> None:
-    """Raise InvalidArgumentError, if other parts are to be loaded than were saved."""
+    """Raise InvalidArgumentError if the parts to load are not the parts that were saved."""
     if set(saved) != set(given):
         raise InvalidArgumentError(
             f"checkpoint {label!r}: expected the parts {sorted(saved)}, found {sorted(given)}"
@@ -161,7 +163,8 @@ def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> N
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is of Python's own kinds, as a dict of progress is: not of tensors."""
+    """Return whether a value has only plain Python types, as a dict of progress does: no
+    tensors."""
     if isinstance(value, dict):
         return all(isinstance(name, str) for name in value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -170,13 +173,13 @@ def is_plain(value: Any) -> bool:
 
 
 def filled(part: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set a dict to its saved contents."""
+    """Replace a dict's contents by the saved contents."""
     part.clear()
     part.update(saved)
 
 
 def wrong_part(name: str, wanted: str, found: Any) -> InvalidArgumentError:
-    """Return the error for a part that cannot be kept."""
+    """Return the error for a part that cannot be saved."""
     return InvalidArgumentError(
         f"expected {name} to have {wanted}, or to be a dict of plain Python values, which load "
         f"fills, as {name}={{'step': 3}}; found {type(found).__name__}"
@@ -192,9 +195,9 @@ def _sync_directory(path: Path) -> None:
 
 
 def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
-    """Make a checkpoint in place of the one of its label, if there is one."""
+    """Make a checkpoint, in place of the one that has its label, if there is one."""
     meanwhile = f"{label}/replacing"
-    _drop(store, meanwhile)  # of a trainer that was killed here
+    _drop(store, meanwhile)  # left by a trainer that was killed in this function
     if label in {kept.label for kept in store.checkpoints()}:
         store.checkpoint(meanwhile, metadata)
         _drop(store, label)
@@ -203,7 +206,7 @@ def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
 
 
 def _drop(store: Store, label: str) -> None:
-    """Drop a checkpoint, also a protected one, if there is one."""
+    """Drop a checkpoint, even a protected one, if it exists."""
     for kept in store.checkpoints():
         if kept.label == label:
             if kept.protected:

@@ -1,10 +1,10 @@
-"""The steps of a module: gradients are kept until one is sent, in a loop of `ahead` or outside.
+"""The steps of a module: gradients are kept until a step is sent, in a loop of `ahead` or outside.
 
-Outside, lookups go to the store, and a step is an update of its own. Within a loop, both are those
-of the announced step at hand: its tables have no other writer, and its place is part of every
-checkpoint. A step that the loop does not finish is released by the run, which warns of it where its
-rows were used. A rank that has gone through its batches says so, and the others go on without it
-(`ending`).
+Outside a loop, lookups are sent to the store, and a step is a separate update. Within a loop, both
+belong to the current announced step: its tables have no other writer, and the session's place (its
+last finished step) is part of every checkpoint. If the loop does not finish a step, the run
+releases it, and warns if its rows were used. A rank that has finished its batches notifies the
+store, and the other ranks continue without it (`ending`).
 """
 
 import os
@@ -41,14 +41,15 @@ class Announced(NamedTuple):
     keys: dict[str, Keys]
     """The keys that its forwards look up, by table, (n,)."""
     given: Any = None
-    """The adapter's other data of it."""
+    """The adapter's other data of the batch."""
     prepare: Callable[[Mapping[str, Any]], object] | None = None
-    """Takes its distinct keys, {table: (keys (u,), inverse (n,) int32)}, in the thread that reads
-    batches."""
+    """Called with the batch's distinct keys, {table: (keys (u,), inverse (n,) int32)}, in the
+    thread that reads batches."""
 
 
 def _warn_of_nothing(stats: Any, name: str | None) -> None:
-    """Warn of a loop whose batches were all left out, as for batches of an epoch of its own."""
+    """Warn of a loop that skipped all of its batches, as happens to the batches of a second
+    epoch."""
     if stats.skipped and not stats.steps:
         warnings.warn(
             f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were skipped "
@@ -59,7 +60,7 @@ def _warn_of_nothing(stats: Any, name: str | None) -> None:
 
 
 def _warn_of_the_rest(name: str | None, place: int) -> None:
-    """Warn of a loop that goes on where the other parts of the trainer have not been brought."""
+    """Warn of a loop that resumes while the other parts of the trainer have not been restored."""
     warnings.warn(
         f"the loop {name!r} resumes after step {place}, but load() was not called: rows are as of "
         "that step, while the dense part, optimizer and schedule are new; load() a label of "
@@ -74,12 +75,12 @@ def _prepare(announced: Announced, once: Mapping[str, Any]) -> None:
 
 
 class Ranks(NamedTuple):
-    """The trainers that share each step, and which of them this one is."""
+    """The trainers that share each step, and the rank of this one."""
 
     rank: int = 0
     world_size: int = 1
     group: Any = None
-    """The framework's object for them, if it has one."""
+    """The framework's object for the ranks, if it has one."""
 
 
 ALONE = Ranks()
@@ -90,7 +91,7 @@ def in_groups(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
 
     Raises
     ------
-    InvalidArgumentError : count is no whole number above 0.
+    InvalidArgumentError : count is not an integer above 0.
     """
     if not isinstance(count, int) or count < 1:
         raise InvalidArgumentError(f"expected accumulate to be a number of batches, found {count}")
@@ -100,11 +101,12 @@ def in_groups(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
 
 
 def nothing() -> None:
-    """Do nothing, as to wait for gradients that are kept when a backward pass returns."""
+    """Do nothing: the default for `synchronize`, for a framework whose backward passes keep
+    gradients before they return."""
 
 
 class Steps:
-    """The gradients and the step at hand of one module. One thread at a time."""
+    """The gradients and the current step of one module. One thread at a time."""
 
     def __init__(
         self,
@@ -120,47 +122,48 @@ class Steps:
 
         Parameters
         ----------
-        forgets : the module's verb that forgets gradients, for messages
-        looks : the caller's way to look only, likewise
-        accumulates : its `ahead` has `accumulate`, for messages
-        synchronize : waits for gradients that are on their way
+        forgets : name of the module's function that discards gradients, for messages
+        looks : name of the caller's function that reads rows without training, for messages
+        accumulates : whether the module's `ahead` has the argument `accumulate`, for messages
+        synchronize : waits for gradients that are still being transferred
         join, frozen : see `KeptGradients`
         """
         self.gradients = KeptGradients(join, frozen)
-        finalize(self, self.gradients.warn_unsent)  # with the module, or at the end of the process
+        finalize(self, self.gradients.warn_unsent)  # when the module or the process ends
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
-        self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
-        self._ending: Ending | None = None  # Of the loop before, until it was waited for.
+        self._run: Any = None  # None outside a loop: an `embstore_training.run.Run`.
+        self._ending: Ending | None = None  # Of the previous loop, until it was waited for.
         self._settings = forgets, looks, synchronize, join, accumulates
         self._last_step = last_step
-        self._is_given_up = False  # Gradients that are kept now.
-        self._is_loaded = False  # Or has had a loop of each of these names:
-        self._names: set[str | None] = set()
+        self._is_given_up = False  # Whether the kept gradients are not to be sent.
+        self._is_loaded = False  # Whether `load` was called.
+        self._names: set[str | None] = set()  # The names of the loops so far.
         self._stats: Callable[[], Any] = nothing
         self.report: str | os.PathLike[str] | None = None
-        """The file to which loops write their history; None: none."""
+        """The file to which loops write their history. None: loops write no history."""
         self.ranks = ALONE
-        """The ranks that share the steps of the loop; outside one this trainer is alone."""
+        """The ranks that share the steps of the loop. Outside a loop this trainer is alone."""
 
     def __reduce__(self) -> tuple[type["Steps"], tuple[Any, ...]]:
-        """A copy of a module has neither gradients nor a step at hand."""
+        """A copy of a module has neither gradients nor a current step."""
         return Steps, (*self._settings, self.last_step, self.gradients.frozen)
 
     @property
     def last_step(self) -> int:
-        """The last finished step of the loop's session, or of the last loop's. Behind a loop of
-        several ranks others may still be at work."""
+        """The last finished step of the session of the current loop, or of the last loop. After a
+        loop of several ranks, other ranks may still be training."""
         step = self.at_hand
         if self._ending is not None:
             return self._ending.last_step
         return step.number if step is not None and step.is_finished else self._last_step
 
     def stats(self) -> Any:
-        """Return the `RunStats` of the loop, or of the last one; None: there was none."""
+        """Return the `RunStats` of the current or last loop. None: there was no loop."""
         return self._stats()
 
     def rows(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
-        """Return the rows of keys (n,) by table; not admitted: of the store, as it is."""
+        """Return the rows of keys (n,) by table; with `admit=False` always from the store, not the
+        step."""
         if admit and self.at_hand is not None:
             return self.at_hand.rows(keys)
         return from_store(store, keys, admit=admit)
@@ -168,9 +171,9 @@ class Steps:
     def send(
         self, store: Store, *, is_skipped: bool = False, **options: Any
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients as one update, or skip it; a step at hand is finished by that.
+        """Send the gradients as one update, or skip them; either finishes the current step.
 
-        A rank without gradients takes part in a step of several by an empty share.
+        If several ranks share a step, a rank without gradients takes part with an empty share.
 
         Returns
         -------
@@ -195,11 +198,12 @@ class Steps:
     def _update(
         self, store: Store, gradients: Mapping[str, Any], **options: Any
     ) -> AcknowledgedUpdate:
-        """Send gradients, as the update of the step at hand, or as one of its own.
+        """Send gradients, as the update of the current step, or as a separate update.
 
         Raises
         ------
-        The store's errors, with advice on gradients that stay, or a loop that holds a table
+        The store's errors; their messages advise on gradients that are kept, or on a loop that
+        holds a table.
         """
         step = self.at_hand
         try:
@@ -212,8 +216,8 @@ class Steps:
             ) from exc
 
     def sums(self) -> Share:
-        """Return the gradient of each key that has one, by table: the sum over its occurrences. On
-        the host."""
+        """Return the gradient of each key that has one, by table: the sum over its occurrences, in
+        host memory."""
         self._settings[2]()
         kept, step = self.gradients.by_table(), self.at_hand
         keys = {
@@ -223,12 +227,12 @@ class Steps:
         return summed({table: (keys[table], on_host(rows)) for table, (_, rows) in kept.items()})
 
     def give_up(self) -> None:
-        """Have the gradients forgotten where the loop goes on, and its step skipped: they will not
-        be sent."""
+        """Mark the gradients as not to be sent. When the loop continues, they are discarded, and
+        its step is skipped."""
         self._is_given_up = True
 
     def clear(self) -> None:
-        """Forget gradients."""
+        """Discard the gradients; after `give_up` also skip an unfinished current step."""
         self._settings[2]()
         step, is_given_up = self.at_hand, self._is_given_up
         self._is_given_up = False
@@ -237,7 +241,7 @@ class Steps:
             step.skip()
 
     def roll_back(self, last_step: int) -> None:
-        """Take the place of a checkpoint, outside a loop."""
+        """Set the place to that of a restored checkpoint, outside a loop."""
         self.clear()
         self._last_step = last_step
         self._is_loaded = True
@@ -251,11 +255,11 @@ class Steps:
             )
 
     def wait_for_ranks(self) -> None:
-        """Wait until no rank of the loop before has more steps.
+        """Wait until no rank of the previous loop has more steps.
 
         Raises
         ------
-        RankFailedError : one has failed, has never joined, or has left with steps to come.
+        RankFailedError : a rank has failed, has never joined, or has left before its last step.
         """
         ending, self._ending = self._ending, None
         if ending is not None:
@@ -263,7 +267,7 @@ class Steps:
             self._last_step = ending.wait()
 
     def check_sent(self) -> None:
-        """Raise InvalidArgumentError if there are gradients."""
+        """Raise InvalidArgumentError if there are gradients that were not sent."""
         forgets, _, synchronize, _, accumulates = self._settings
         synchronize()
         if self._is_given_up:
@@ -284,8 +288,8 @@ class Steps:
 
         Raises
         ------
-        InvalidArgumentError : there are gradients.
-        RankFailedError : of the loop before, see `wait_for_ranks`.
+        InvalidArgumentError : there are gradients that were not sent.
+        RankFailedError : a rank of the previous loop has failed, see `wait_for_ranks`.
         """
         self.check_sent()
         self.wait_for_ranks()
@@ -301,10 +305,11 @@ class Steps:
         ranks: Ranks = ALONE,
         **session: Any,
     ) -> Generator[tuple[AnnouncedStep, Announced], None, None]:
-        """Yield the steps of a session with their batches, whose rows come ahead of the loop.
+        """Yield the steps of a session with their batches. The rows of a step are read before the
+        loop reaches it.
 
-        Ranks may have unequal numbers of batches, except with waits="none", where each step is a
-        meeting of all. `wait_for_ranks` waits for the others.
+        Ranks may have unequal numbers of batches, except with waits="none", where every rank takes
+        part in each step. `wait_for_ranks` waits for the other ranks.
 
         Parameters
         ----------
@@ -312,8 +317,8 @@ class Steps:
 
         Raises
         ------
-        InvalidArgumentError : within another loop; there are gradients, at the beginning or when
-            the loop takes its next batch.
+        InvalidArgumentError : the call is within another loop, or there are unsent gradients at the
+            beginning or when the loop takes its next batch.
         """
         if self.at_hand is not None:
             raise InvalidArgumentError(
@@ -337,7 +342,7 @@ class Steps:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
                 with run.reporting(store, self.report) as note:
                     for step in steps:
-                        self._last_step = step.number - 1  # the store may be behind
+                        self._last_step = step.number - 1  # the store may not have reached it yet
                         keys, given = step.batch.keys, step.batch.given
                         self.at_hand = AnnouncedStep(step, keys, given, self._settings[1])
                         yield self.at_hand, step.batch
@@ -355,8 +360,9 @@ class Steps:
     def _check_place(
         self, run: Any, *, name: str | None = None, resume: bool | None = None, **_: Any
     ) -> None:
-        """Warn where a session goes on, and this trainer does not."""
-        run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
+        """Warn if the session resumes at a step, but this trainer has not restored its other
+        parts."""
+        run.expect_place(self._last_step)  # the place that `load`, or the last loop, has set
         if resume and run.last_step and not self._is_loaded and name not in self._names:
             _warn_of_the_rest(name, run.last_step)
         self._names.add(name)

@@ -1,13 +1,13 @@
 """The tables of a module, and the features that are looked up in them.
 
-An **entry** is an `Ids` or a `Bag`. Several may name one table, whose features then come out in
-several ways: as a sum and as a mean, or pooled and id by id. It stays one table: one lookup, one
-update. A feature may be in several tables; its activations are then `feature@table` of each, as
-TorchRec calls them.
+An **entry** is an `Ids` or a `Bag`. Several entries may name one table; their features then have
+activations of several kinds: a sum and a mean, or pooled rows and a row per id. It is still one
+table with one lookup and one update. A feature may be in several tables; its activations are then
+named `feature@table` for each table, as in TorchRec.
 
-Ids are keys of a table, or they are **hashed** (`ids="hash"`): the features of one table share its
-keys then, too, as the seed of the hash is the table's name. A table without `rows` has sparse keys:
-any 64 bits are one except -1, which is padding everywhere.
+Ids are keys of a table, or they are **hashed** (`ids="hash"`). The features of one table share its
+keys in either case, because the seed of the hash is the table's name. A table without `rows` has
+sparse keys: any 64 bits are a key except -1, which is padding everywhere.
 """
 
 from collections import Counter
@@ -32,13 +32,14 @@ IdKind = Literal["keys", "hash"]
 """The kind of ids: keys of the table, or ids of any kind, which are hashed."""
 
 ROWS_OF_INITIALIZER_MAX = 1 << 20
-"""Rows that the default initializer counts. TorchRec's rule is made for tables whose every row is
-trained often; at 2**40 hashed ids its rows would begin at 5e-7, from where SGD never leads away."""
+"""Most rows for which the default initializer's range shrinks. TorchRec's rule is made for tables
+whose every row is trained often. With 2**40 hashed ids it would initialize rows within 1e-6, from
+where SGD never moves them away."""
 
 
 def default_initializer(rows: int | None) -> Uniform:
-    """Return the default initial value of rows: uniform in +-1/sqrt(rows), as TorchRec has it, and
-    at least in +-2**-10, which also holds for sparse keys (None)."""
+    """Return the default initial value of rows: uniform in +-1/sqrt(rows), as in TorchRec, but no
+    narrower than +-2**-10, which is also the range for sparse keys (None)."""
     count = ROWS_OF_INITIALIZER_MAX if rows is None else max(rows, 1)
     bound = 1 / sqrt(min(count, ROWS_OF_INITIALIZER_MAX))
     return Uniform(-bound, bound)
@@ -46,32 +47,33 @@ def default_initializer(rows: int | None) -> Uniform:
 
 @dataclass(frozen=True)
 class Ids:
-    """A table whose rows come id by id, and the features that are looked up in it."""
+    """A table that returns a row for each id, and the features that are looked up in it."""
 
     name: str
     """The name of the table in the store."""
     _: KW_ONLY
     dim: int
     rows: int | None = None
-    """Ids are below this; None: keys are sparse, and any int64 or uint64 is an id."""
+    """Ids are below this number. None: keys are sparse, and any int64 or uint64 is an id."""
     features: Sequence[str]
-    """The features. If one is in another table of the module too, activations are
+    """The features. If a feature is in another table of the module too, its activations are named
     `feature@table`."""
     optimizer: Optimizer
-    """The store's optimizer, which it applies."""
+    """The optimizer that the store applies to the table."""
     initializer: Initializer | None = None
-    """None: an existing table keeps its own; for a new one `default_initializer`."""
+    """Initial value of rows. None: an existing table keeps its own; a new one gets
+    `default_initializer`."""
     seed: int | None = None
-    """None: derived from the name."""
+    """Seed of the initializer. None: it is derived from the name."""
     padding_idx: int | str | None = None
-    """An id that is padding, as -1 always is: it has zeros, and is not trained. For hashed ids any
-    one, as text; "" makes missing ones padding. For sparse keys any integer."""
+    """An id that is padding, as -1 always is: its row is zeros, and is not trained. For hashed ids
+    it can be any id, also text; "" makes missing ids padding. For sparse keys it is any integer."""
     trainable: bool = True
-    """False: the module begins with the table frozen; it has no update, and its t stays."""
+    """Whether the table is trained. False: it begins frozen, gets no update, and its t stays."""
     ids: IdKind = "keys"
-    """"hash": ids are integers of 64 bits or text, in tensors or lists, and keys are made of them
-    as `embstore.hash_ids(ids, feature=name, rows=rows)` does, with the table's name: sparse keys
-    are the hashes."""
+    """"hash": ids are 64-bit integers or text, in tensors or lists. Their keys are
+    `embstore.hash_ids(ids, feature=name, rows=rows)` with the table's name; sparse keys are the
+    hashes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.features, str) or not self.features:
@@ -95,7 +97,7 @@ class Ids:
 
     @property
     def padding_key(self) -> int | None:
-        """The key that is padding, as int64, as -1 always is: for hashed ids there is no other."""
+        """The int64 key that is padding in addition to -1, or None, as always for hashed ids."""
         padding = self.padding_idx
         if not isinstance(padding, int) or self.hashes:
             return None
@@ -112,12 +114,13 @@ class Ids:
         return self.ids == "hash"
 
     def hashed(self, ids: Any) -> NDArray[np.int64]:
-        """Return the keys of ids of any kind, in their shape; -1 for padding.
+        """Return the keys of ids of any kind, in the shape of the ids; -1 for padding.
 
         Raises
         ------
-        InvalidArgumentError : ids that `embstore.hash_ids` refuses; one id, in no list. (Among the
-            features of `ahead` a list is one of forwards, and ids are an array, or in a tuple.)
+        InvalidArgumentError : `embstore.hash_ids` refuses the ids, or `ids` is a single id without
+            a list. (In the features of `ahead` a list is a list of forwards, so ids are an array,
+            or in a tuple.)
         """
         hashes = hash_ids(ids, feature=self.name)
         if not hashes.ndim:
@@ -130,10 +133,10 @@ class Ids:
         return keys
 
     def create(self, store: Store) -> None:
-        """Make the table, unless it is there; see `Store.create_table`.
+        """Create the table if it does not exist; see `Store.create_table`.
 
         Without an initializer an existing table keeps its own, also after it has grown: the default
-        is for the rows that it was made with.
+        depends on the number of rows with which the table was created.
         """
         made: dict[str, Any] = {
             "dim": self.dim,
@@ -173,23 +176,23 @@ class FeatureLookup:
     """A feature as it is looked up in one table."""
 
     name: str
-    """The name of its activations: the feature's, or `feature@table`."""
+    """The name of its activations: the feature's name, or `feature@table`."""
     feature: str
     of: Ids
-    """The table, and how its rows are pooled."""
+    """The table's entry, which also says how rows are pooled."""
 
 
 _OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable", "ids")
-"""The fields that all entries of one table have in common."""
+"""The fields that all entries of one table must have in common."""
 
 
 def checked(entries: Iterable[Any], *kinds: type[Ids]) -> tuple[Any, ...]:
-    """Return entries of some kinds.
+    """Return the entries as a tuple, if all of them are of these kinds.
 
     Raises
     ------
-    InvalidArgumentError : none; one of another kind; two that describe one table in two ways; a
-        feature that is twice in one table.
+    InvalidArgumentError : there is no entry; an entry is of another kind; two entries describe one
+        table differently; or a feature is twice in one table.
     """
     if isinstance(entries, Ids):
         raise InvalidArgumentError(f"expected a list of tables, found one: [{entries!r}] is one")
@@ -217,7 +220,7 @@ def checked(entries: Iterable[Any], *kinds: type[Ids]) -> tuple[Any, ...]:
 
 
 def by_name(entries: Iterable[Ids]) -> dict[str, Ids]:
-    """Return the tables by name, each as its first entry has it."""
+    """Return the tables by name, each as the first entry of that table describes it."""
     found: dict[str, Ids] = {}
     for entry in entries:
         found.setdefault(entry.name, entry)
@@ -241,7 +244,7 @@ def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[s
 
     Raises
     ------
-    InvalidArgumentError : it is no mapping, or a feature is missing; it may have others too.
+    InvalidArgumentError : `given` is no mapping, or lacks a feature. Other features are allowed.
     """
     if not isinstance(given, Mapping):
         raise InvalidArgumentError(
@@ -256,7 +259,7 @@ def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[s
 
 
 def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
-    """Return the error that ids are no keys, with `what` as their name."""
+    """Return the error for ids that are not keys; `what` names the ids."""
     found = getattr(ids, "dtype", type(ids).__name__)
     return InvalidArgumentError(
         f'{what}: expected {expected}, found {found}; {of_other_ids()}, or make it with ids="hash"'
@@ -264,8 +267,8 @@ def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
 
 
 def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[str]) -> list[Ids]:
-    """Return entries with the learning rates that the store has now, or as they were made where it
-    cannot be asked; entries of frozen tables as not trainable."""
+    """Return entries with the store's present learning rates, or with the original ones if the
+    store cannot be asked. Entries of frozen tables are returned as not trainable."""
     made = [replace(entry, trainable=entry.name not in frozen) for entry in entries]
     try:
         facts = {} if store is None else store.table_facts()
@@ -280,7 +283,7 @@ def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[
 
 
 def config_of(table: Ids) -> dict[str, Any]:
-    """Return a table in values that JSON has; `table_of` is the way back."""
+    """Return a table as JSON values; `table_of` is the inverse."""
     config = {field.name: getattr(table, field.name) for field in fields(table)}
     for part in ("optimizer", "initializer"):
         if config[part] is not None:

@@ -15,23 +15,25 @@
     steps        one batch: activations, rows, and the update by their gradients
     padding      distinct rows in arrays of few sizes, pooled within a compiled function
     callbacks    lookups from within a compiled function
-    trees        pytrees in a file, kept with a checkpoint of the store
+    trees        pytrees in a file, saved with a checkpoint of the store
     embeddings   tables, loops, and all of these
 
-**Three forms.** They differ in the place where rows are pooled, and so in the store's gradients.
+**Three forms.** They differ in where rows are pooled, and so in the gradients that the store gets.
 
     activations   pooled on the host      gradients of bags    step.update
     rows, places  pooled by `pool`        gradients of rows    step.update_unique
     callback      pooled on the host      gradients of bags    embeddings.step
 
-**Exactness.** A table has the same digest as in a program in NumPy that is given the same
-gradients, as they are passed to `update`, `update_unique` or a callback. By bags, the gradient of a
-bag becomes the gradients of its ids as contract.md, rule 8 says, and the gradients of an id are
-added by rule 2; so are the rows of a bag on the way there. XLA computes the dense part alone. By
-rows, XLA sums forwards and backwards: on a GPU perhaps in another order each time.
+**Exactness.** A table has the same digest as in a NumPy program that passes the same gradients to
+`update`, `update_unique` or a callback. With gradients of bags, the gradient of a bag becomes the
+gradients of its ids by rule 8 of contract.md, and the gradients of an id are added by rule 2. The
+rows of a bag are added by rule 2 in the forward, too. XLA computes only the dense part. With
+gradients of rows, XLA computes the sums of both passes, on a GPU perhaps in another order each
+time.
 
-Rejected: rule 2 within a compiled function, whose products and sums XLA may contract, and whose
-denormals it flushes; and a gradient of activations that `pool` would hide in the gradient of rows.
+Rejected: rule 2 within a compiled function, because XLA may contract its products and sums, and
+flushes denormals. Also rejected: a gradient of activations that `pool` would hide in the gradient
+of rows.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

@@ -1,17 +1,19 @@
 """Lookups from within a compiled function, by ordered callbacks to the host.
 
-The function of ids has a gradient of its own (`jax.custom_vjp`): on the way back the gradients of
-its outputs go to the host by a second callback, and are kept there until `Embeddings.step`. JAX
-goes back only through values that depend on differentiated ones, and ids do not; so there is one
-more argument, the **anchor**, a scalar whose gradient is asked for, and is 0.
+The function of ids has a custom gradient (`jax.custom_vjp`). In the backward pass, a second
+callback takes the gradients of its outputs to the host, where they are kept until
+`Embeddings.step`. JAX's backward pass visits only values that depend on differentiated ones, and
+ids are not differentiated. So there is one more argument, the **anchor**: a scalar that is
+differentiated, with a gradient of 0.
 
-Forward and backward callbacks are ordered: JAX runs each as often as the program says, and in its
-order. The number of a forward travels to its backward pass through the program, so nothing is kept
-of a forward that has none. Without differentiation nothing is admitted to the cache: that is
-evaluation. An output that the loss does not use has no gradient (`symbolic_zeros`).
+Forward and backward callbacks are ordered: JAX runs each as often as the program does, and in the
+program's order. The number of a forward is passed to its backward pass within the program, so a
+forward without a backward pass leaves no data on the host. Without differentiation no row is
+admitted to the cache, because that is evaluation. An output that the loss does not use has no
+gradient (`symbolic_zeros`).
 
-JAX flushes denormals in the threads that run callbacks; code that computes on the host keeps them
-(`embstore.arithmetic.denormals`).
+JAX flushes denormals in the threads that run callbacks; code that computes on the host keeps
+denormals (`embstore.arithmetic.denormals`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,20 +35,20 @@ from embstore_client.frameworks.steps import Steps
 from embstore_client.frameworks.tables import FeatureLookup, Ids
 
 LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
-"""Returns the rows of keys (n,) by table; whether missing ones are admitted to the cache."""
+"""Returns the rows of keys (n,) by table; the bool is whether missing rows enter the cache."""
 _INT32_ROWS = 1 << 31
-"""A table with more rows has ids beyond int32."""
+"""A table with more rows than this has ids beyond int32."""
 
 
 @dataclass(eq=False)
 class Host:
-    """The host's side of callbacks. Compiled functions keep it, and know it by its identity."""
+    """The host's side of callbacks. Compiled functions keep it, and compare it by identity."""
 
     tables: Mapping[str, Ids]
     lookups: Sequence[FeatureLookup]
     look_up: LookUp
     steps: Steps
-    """Where backward passes leave gradients."""
+    """The module's steps, which keep the gradients of backward passes."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -77,7 +79,7 @@ activations.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _outputs(host: Host, features: Any) -> dict[str, Any]:
-    """Return shape and dtype of the activations of ids that have shapes and dtypes so far."""
+    """Return shape and dtype of the activations of ids of which only shape and dtype are known."""
     examples = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), features)
     outputs = {}
     given = given_of(host.lookups, examples)

@@ -1,9 +1,9 @@
 """Tables of a store (`frameworks.backed`) for programs in JAX: batches with rows, and updates.
 
 Rows are no parameters. A compiled function gets the rows of a batch as a pytree, and returns their
-gradients; or it looks them up itself (`callbacks`).
+gradients; or it looks up the rows itself (`callbacks`).
 
-Not to be shared between threads; callbacks run in JAX's own.
+Not to be shared between threads; callbacks run in threads of JAX.
 """
 
 import os
@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
     """The result of `Embeddings.load`."""
 
     last_step: int
-    """The place: so many steps of the session are done."""
+    """The place: the number of finished steps of the session."""
     parts: dict[str, Any]
     """The pytrees by name."""
 
@@ -42,12 +42,12 @@ class Embeddings(StoreBacked):
     _file = trees.FILE
 
     def __init__(self, store: Store, tables: Sequence[Bag | Ids]) -> None:
-        """Make the tables that are not there; see `Store.create_table`.
+        """Create the tables that do not exist; see `Store.create_table`.
 
         Parameters
         ----------
-        tables : `Bag`: a feature's activations are (bags, dim); `Ids`: a row for each id, (*, dim).
-            Several of them may name one table
+        tables : `Bag`: a feature's activations are (bags, dim). `Ids`: a row for each id, (*, dim).
+            Several entries may name one table
         """
         self._use(
             store,
@@ -64,15 +64,16 @@ class Embeddings(StoreBacked):
     # Outside of compiled functions
 
     def lookup(self, features: Mapping[str, Any], *, admit: bool = True) -> Step:
-        """Return the rows of a batch, without a session; each update is one of its own.
+        """Return the rows of a batch, without a session; its update is a separate update of the
+        store.
 
         Parameters
         ----------
-        features : the ids of each feature, int32 or int64: (bags, length); (bags,), one id a bag;
-            or a tuple (ids (n,), offsets (bags,), weights (n,) or None), bag b beginning at
-            offsets[b]. Of `Ids` any shape. An id of -1 is padding, and so is the table's
-            padding_idx. Others may be in it too
-        admit : whether missing rows are brought into the cache; False to evaluate
+        features : the ids of each feature, int32 or int64. For a `Bag`: (bags, length); (bags,),
+            one id per bag; or a tuple (ids (n,), offsets (bags,), weights (n,) or None), where bag
+            b begins at offsets[b]. For `Ids`: any shape. An id of -1 is padding, and so is the
+            table's padding_idx. Other features are ignored
+        admit : whether missing rows are admitted to the cache; False to evaluate
 
         Raises
         ------
@@ -93,18 +94,20 @@ class Embeddings(StoreBacked):
         world_size: int = 1,
         **session: Any,
     ) -> Iterator[Step]:
-        """Yield a step for each batch, whose rows are brought into the cache ahead of the loop.
+        """Yield a step for each batch; the store reads its rows into its cache ahead of the loop.
 
-        The body updates the step, releases or skips it; a step that it does not finish is released,
-        with a warning if its rows were used. Of several ranks, one whose batches are fewer waits at
-        the end for the others, which go on alone.
+        The body updates, releases or skips the step. A step that it does not finish is released,
+        with a warning if its rows were used. If there are several ranks, a rank with fewer batches
+        waits at the end of its loop, while the other ranks continue without it.
 
         Parameters
         ----------
-        batches : any iterable, which a thread of its own iterates over
-        features : returns the ids of a batch, as `lookup` takes them; called in that thread
-        name : by which the session goes on after `load`, and its ranks find each other
-        lookahead : steps that are announced ahead
+        batches : any iterable; a separate thread iterates over it
+        features : returns the ids of a batch, as `lookup` takes them; called in the thread of the
+            batches
+        name : name of the session, by which it resumes after `load`, and by which its ranks find
+            each other
+        lookahead : number of steps that are announced ahead
         rank, world_size : this process among those that share each step: `jax.process_index()` and
             `jax.process_count()`
         session : further arguments of `Store.session`
@@ -112,7 +115,7 @@ class Embeddings(StoreBacked):
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent, at the beginning or
-            when the loop takes its next batch; within another loop.
+            when the loop takes its next batch; or the call is within another loop.
         The errors of `Store.session` and its `Run`.
         """
         how: dict[str, Any] = {"lookahead": lookahead, "name": name}
@@ -140,25 +143,27 @@ class Embeddings(StoreBacked):
     def callback(self, features: Mapping[str, Any], anchor: Any) -> dict[str, Any]:
         """Return the activations of each feature, looked up while a compiled function runs.
 
-        The gradients are kept on the way back, until `step`. Differentiated, a lookup admits rows
-        to the cache; else it only reads. In a loop of `ahead`, ids belong to its step. On one
-        device; not within `jax.vmap` or `jax.checkpoint`, which have no ordered effects.
+        Backward passes keep the gradients until `step`. A lookup that is differentiated admits rows
+        to the cache; another lookup only reads. In a loop of `ahead`, ids belong to the loop's
+        current step. This works on one device, and not within `jax.vmap` or `jax.checkpoint`, which
+        have no ordered effects.
 
         Parameters
         ----------
-        features : as `lookup` takes them, of JAX's arrays; there is no gradient of weights
-        anchor : a float scalar that is differentiated, as the loss's parameters are: JAX goes back
-            to callbacks through it alone. Its gradient is 0
+        features : as in `lookup`, but in JAX arrays; weights get no gradient
+        anchor : a float scalar that is differentiated, like the loss's parameters. JAX's backward
+            pass reaches callbacks only through it. Its gradient is 0
 
         Returns
         -------
-        {feature: (bags, dim)}, or (*, dim) of ids that are not pooled, float32, in the tables'
+        {feature: (bags, dim)}, or (*, dim) for ids that are not pooled, float32, in the tables'
         order.
 
         Raises
         ------
         InvalidArgumentError : when the function is compiled: a feature is missing, or has another
-            shape or dtype. An error in a callback is a JaxRuntimeError of JAX that names it.
+            shape or dtype. An error in a callback is raised as a JaxRuntimeError that contains its
+            name.
         """
         names = dict.fromkeys(lookup.feature for lookup in self.lookups)
         own = {name: features[name] for name in names if name in features}
@@ -172,10 +177,10 @@ class Embeddings(StoreBacked):
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients that passes through `callback` have left, as one update.
+        """Send the gradients that backward passes through `callback` have left, as one update.
 
-        Waits for the callbacks of functions that were called. A table without any is not updated,
-        and its t stays. In a loop of `ahead` the step is finished by it.
+        This waits for the callbacks of functions that were called. A table without gradients is not
+        updated, and its t stays. In a loop of `ahead` this finishes the step.
 
         Parameters
         ----------
@@ -183,7 +188,7 @@ class Embeddings(StoreBacked):
 
         Returns
         -------
-        The store's answer; None: there were no gradients, and no step had to be finished.
+        The store's answer. None: there were no gradients, and no step had to be finished.
 
         Raises
         ------
@@ -199,13 +204,13 @@ class Embeddings(StoreBacked):
         )
 
     def grad_norm(self) -> float:
-        """Return the L2 norm of the gradients that passes through `callback` have left, over the
-        rows of all tables: a row's gradient is the sum over its occurrences. If ranks share steps
-        each has its own."""
+        """Return the L2 norm of the gradients that backward passes through `callback` have left,
+        over the rows of all tables. A row's gradient is the sum over its occurrences. If ranks
+        share steps, each rank returns the norm of its own gradients."""
         return super().grad_norm()
 
     def zero_grad(self) -> None:
-        """Forget the gradients that passes through `callback` have left."""
+        """Discard the gradients that backward passes through `callback` have left."""
         self._steps.clear()
 
     # Saving
@@ -222,20 +227,20 @@ class Embeddings(StoreBacked):
     ) -> Loaded:
         """Go back to a checkpoint of `save`: the store, the session's place, and the pytrees.
 
-        Outside a loop. A loop of the session's name continues after the place, and its batches must
-        do the same: `itertools.islice(batches, place, None)`.
+        Call it outside a loop. A loop of the session's name continues after the place, and its
+        batches must start there too: `itertools.islice(batches, place, None)`.
 
         Parameters
         ----------
-        rank : 0 restores the store; others read the file alone, and wait for rank 0 before their
-            loop
-        wait_s, force : for open sessions, as a killed trainer's: see `Store.restore`
-        parts : pytrees as those that were saved, whose values do not matter
+        rank : rank 0 restores the store; other ranks only read the file, and wait for rank 0 before
+            their loop
+        wait_s, force : for sessions that are open, such as a killed trainer's: see `Store.restore`
+        parts : pytrees of the same structure as the saved ones; their values do not matter
 
         Raises
         ------
-        CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
-            Nothing has changed.
+        CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or it has other
+            parts. Nothing has changed.
         TableHeldError : a session is open, still or again. Nothing has changed.
         OSError : the file cannot be read.
         """

@@ -1,17 +1,18 @@
 """Distinct rows of a batch in arrays of few sizes, and their pooling within a compiled function.
 
-Functions are compiled for shapes, and no two batches have as many distinct ids. So rows are padded
-to a **size**: the smallest of 8, 12, 16, 24, 32, 48, ... that has room for them and a quarter more.
-A table keeps its size until a batch outgrows it, and so does a feature with offsets, for its ids.
-Therefore a function is compiled again only then: after a few batches no more, and 26 tables do not
-come to 2**26 combinations of sizes. Behind the distinct rows is one row of zeros at least.
+Functions are compiled per shape, and hardly two batches have equally many distinct ids. So rows are
+padded to a **size**: the smallest of 8, 12, 16, 24, 32, 48, ... that has room for these rows and a
+quarter more. A table keeps its size until a batch outgrows it, and so does a feature with offsets,
+for its ids. A function is compiled again only when a size grows: after a few batches it is not
+compiled any more, and 26 tables do not lead to 2**26 combinations of sizes. At least one row of
+zeros follows the distinct rows.
 
-Padding has no effect: an entry of `inverse` in a padded place points to the row of zeros behind the
-distinct ones, and is in no bag, or at an id that is padding itself. Gradients of rows behind the
-distinct ones are cut off.
+Padding has no effect. An entry of `inverse` at a padded position points to the row of zeros after
+the distinct rows; either it is in no bag, or its id is padding itself. Gradients of rows after the
+distinct rows are cut off.
 
-Rejected: sizes of powers of two, which waste twice as much; and the number of ids as the size,
-which is compiled once, but moves every repeated row.
+Rejected: sizes that are powers of two, which waste twice as much; and the number of ids as the
+size, with which a function is compiled once, but moves every repeated row.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from embstore.arrays import Rows
 from embstore_client.frameworks.occurrences import Occurrences
 
 SMALLEST = 8
-"""The smallest of all sizes."""
+"""The smallest size."""
 
 
 def size_for(count: int) -> int:
@@ -38,17 +39,17 @@ def size_for(count: int) -> int:
 
 
 class Sizes:
-    """The sizes of tables and features so far."""
+    """The present sizes of tables and features."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[str, str], int] = {}
 
     def of_table(self, name: str, count: int, rows: int | None) -> int:
-        """Return the size of a table with `count` distinct ids, `rows` None for sparse keys."""
+        """Return the size of a table with `count` distinct ids; `rows` is None for sparse keys."""
         return self._size(("table", name), count + 1, None if rows is None else rows + 1)
 
     def of_feature(self, name: str, count: int) -> int:
-        """Return the size of the ids of a feature: at least `count`."""
+        """Return the size of a feature's ids: at least `count`."""
         return self._size(("feature", name), count, None)
 
     def _size(self, key: tuple[str, str], count: int, most: int | None) -> int:
@@ -63,14 +64,14 @@ class Places:
     """The positions of a feature's ids among the padded rows of its table; a pytree of arrays."""
 
     inverse: Any
-    """(size,) int32, the row of each id; single ids keep their own shape."""
+    """(size,) int32, the row of each id; single ids keep their shape."""
     bags: Any
     """(size,) int32, the bag of each id, rising; for padding the number of bags. None for single
     ids."""
     counts: Any
-    """(bags,) float32, ids of each bag, or None."""
+    """(bags,) float32, the number of ids of each bag, or None."""
     weights: Any
-    """(size,) float32, or None."""
+    """(size,) float32, the weight of each id, or None."""
     table: str = field(metadata={"static": True})
     mode: str = field(metadata={"static": True})
 
@@ -85,7 +86,8 @@ def padded_rows(rows: Rows, size: int) -> Any:
 def places_of(
     feature: str, of: Occurrences, inverse: NDArray[np.int32], count: int, sizes: Sizes
 ) -> Places:
-    """Return the places of a feature's ids, whose rows are `inverse` (n,) of `count`."""
+    """Return the places of a feature's ids; their rows are `inverse` (n,), indices below
+    `count`."""
     if of.is_single:
         single = inverse
         if of.offsets is not None:
@@ -109,8 +111,8 @@ def places_of(
 def pool(rows: Mapping[str, Any], places: Mapping[str, Places]) -> dict[str, Any]:
     """Return the pooled rows of each feature, {feature: (bags, dim)}, or (*, dim) of single ids.
 
-    A pure function of `Step.rows` and `Step.places`, to be called in code that is compiled and
-    differentiated. The order of the sums, forwards and backwards, is XLA's.
+    This is a pure function of `Step.rows` and `Step.places`, to be called in code that is compiled
+    and differentiated. XLA chooses the order of the sums, in both passes.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """One batch: its rows for a compiled function, and the update by that function's gradients.
 
-A step has its rows in two forms. **Activations** are pooled on the host by the contract (rule 8);
-the function is differentiated with respect to them, and returns gradients of bags, to which the
-store's own order of sums applies. **Rows** are the distinct ones, padded, which the function pools
-itself; it returns gradients of rows, summed by XLA.
+A step has its rows in two forms. **Activations** are pooled on the host by the contract (rule 8).
+The function is differentiated with respect to them, and returns gradients of bags, which the store
+sums in its own order. **Rows** are the distinct rows, padded, and the function pools them itself.
+It returns gradients of rows, summed by XLA.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,8 +30,8 @@ from embstore_client.jax.padding import Places, Sizes, padded_rows, places_of
 
 
 class PlainStep:
-    """A batch without a session, used as an `AnnouncedStep` is: its rows are looked up at once, an
-    update is one of its own."""
+    """A batch without a session, with the methods of an `AnnouncedStep`. Its rows are looked up at
+    once, and its update is a separate update of the store."""
 
     def __init__(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> None:
         once = {table: unique(of_table) for table, of_table in keys.items()}
@@ -67,7 +67,7 @@ class PlainStep:
 
 
 Source = AnnouncedStep | PlainStep
-"""The source of a step's rows, and the receiver of its update."""
+"""Object that returns a step's rows, and receives its update."""
 
 
 class Step:
@@ -86,29 +86,29 @@ class Step:
         frozen: Collection[str] = (),
     ) -> None:
         self.batch = batch
-        """The batch, as the iterator gave it."""
+        """The batch, as the iterator returned it."""
         self.number = number
-        """The step's number in its session; 0 without one."""
+        """The step's number in its session; 0 without a session."""
         self._source = source
         self._tables = tables
         self._given = given
         self._sizes = sizes
         self._world_size = world_size
-        self._frozen = frozen  # of its tables, at any time
+        self._frozen = frozen  # tables that are frozen now; the set may change
         self._scale = 1.0 / world_size
 
     @cached_property
     def activations(self) -> dict[str, Any]:
-        """The pooled rows of each feature: (bags, dim), or (*, dim) of ids that are not pooled.
+        """The pooled rows of each feature: (bags, dim), or (*, dim) for ids that are not pooled.
 
-        float32. The bits are the contract's, on every machine.
+        float32. They are computed by the contract, with the same bits on every machine.
         """
         found = pooled(self._given, self._found)
         return {feature: jnp.asarray(outputs) for feature, outputs in found.items()}
 
     @cached_property
     def rows(self) -> dict[str, Any]:
-        """The distinct rows of each table, {table: (size, dim)} float32, padded by zeros."""
+        """The distinct rows of each table, {table: (size, dim)} float32, padded with zeros."""
         return {
             table: padded_rows(
                 found.rows,
@@ -140,27 +140,27 @@ class Step:
 
         Parameters
         ----------
-        gradients : {feature: as `activations`}, of any float dtype; a feature that is left out, or
-            None, has no gradient. A table without any is not updated, and its t stays; nor is a
-            frozen one
-        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
-            tables'
+        gradients : {feature: as `activations`}, of any float dtype. A feature that is left out, or
+            None, has no gradient. A table without gradients is not updated, and its t stays; the
+            same holds for a frozen table
+        learning_rate : for this update only, of all tables or by table, {name: rate}. None: the
+            learning rates of the tables
         gradient_scale : None: 1 / world_size of the loop, so that the update is the ranks' mean
         on_nonfinite : "refuse", or "skip" an update with gradients that are not finite
 
         Returns
         -------
-        The store's answer; None: there were no gradients, and no step to be finished.
+        The store's answer. None: there were no gradients, and no step to be finished.
 
         Raises
         ------
-        InvalidArgumentError : other features, shapes or dtypes; a gradient that is not finite.
+        InvalidArgumentError : features, shapes or dtypes are others; or a gradient is not finite.
             Nothing has changed.
         """
         sent = self._by_table(gradients)
         if not sent and self._world_size == 1:
             return self.release()
-        _ = self._found  # An announced step is looked up before its update.
+        _ = self._found  # An announced step must be looked up before its update.
         scale = self._scale if gradient_scale is None else gradient_scale
         return self._source.update(
             sent,
@@ -177,7 +177,8 @@ class Step:
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients of `rows` as one update, as `update` does. Padding is cut off.
+        """Send the gradients of `rows` as one update, as `update` does. Gradients of padding are
+        cut off.
 
         Parameters
         ----------
@@ -198,15 +199,15 @@ class Step:
 
     def grad_norm(self, gradients: Mapping[str, Any]) -> float:
         """Return the L2 norm of gradients of activations, as `update` takes them, over the rows of
-        all tables: a row's gradient is the sum over its occurrences. To clip, give `update` the
+        all tables. A row's gradient is the sum over its occurrences. To clip, give `update` the
         factor for the gradients as `gradient_scale`.
 
-        For gradients of `rows` it is the norm of the pytree. If ranks share the step each has its
-        own.
+        For gradients of `rows`, use the norm of the pytree instead. If ranks share the step, each
+        rank returns the norm of its own gradients.
 
         Raises
         ------
-        InvalidArgumentError : other features, shapes or dtypes.
+        InvalidArgumentError : features, shapes or dtypes are others.
         """
         return norm_of([summed(self._by_table(gradients))])
 
@@ -215,7 +216,7 @@ class Step:
         return self._source.skip()
 
     def release(self) -> AcknowledgedUpdate | None:
-        """Finish the step of a session, which only read."""
+        """Finish the step of a session that only read rows."""
         return self._source.release()
 
     def _by_table(self, gradients: Mapping[str, Any]) -> dict[str, tuple[Keys, Rows]]:
@@ -235,7 +236,7 @@ class Step:
 
 
 def _on_host(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the gradients that are not None, under known names."""
+    """Return the gradients that are not None, on the host; refuse unknown names."""
     sent = {name: of for name, of in given.items() if of is not None}
     unknown = [name for name in sent if name not in known]
     if unknown:

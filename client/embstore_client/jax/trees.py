@@ -1,11 +1,11 @@
-"""Pytrees in a file of NumPy, kept with a checkpoint of the store. Nothing is pickled.
+"""Pytrees in a file of NumPy, saved with a checkpoint of the store. Nothing is pickled.
 
     arr_0           JSON: {"last_step": place, "parts": {name: [[path, shape, dtype], ...]}}
     arr_1, ...      the bytes of the leaves, one part after the other
 
-A tree is known by the paths of its leaves: the trees that `load` is given must have the same, with
-leaves of the same shapes and dtypes. The loaded trees have their form: containers, JAX's arrays
-with their sharding and keys of random numbers, NumPy's arrays, and Python's numbers.
+A tree is identified by the paths of its leaves. The trees that `load` is given must have the same
+paths, with leaves of the same shapes and dtypes. The loaded trees have the form of these trees:
+containers, JAX arrays with their sharding, random keys, NumPy arrays, and Python numbers.
 """
 
 import json
@@ -23,7 +23,8 @@ from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
 
 class _Leaf(NamedTuple):
-    """The properties that a leaf must have to be read in place of another."""
+    """The properties of a leaf; a saved leaf is loaded only in place of a leaf with the same
+    ones."""
 
     path: str
     shape: list[int]
@@ -41,7 +42,7 @@ def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], N
 
 
 def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
-    """Return the pytrees that a file has, in the form of the given ones."""
+    """Return the pytrees in a file, in the form of the given pytrees."""
     leaves = {name: _leaves(name, tree) for name, tree in parts.items()}
     with np.load(path, allow_pickle=False) as file:
         content = json.loads(file["arr_0"].tobytes())

@@ -8,10 +8,10 @@
     batches = embeddings.ahead_dataset(dataset, features=lambda batch: batch[0], lookahead=16)
     model.fit(batches, callbacks=[StoreStep(embeddings)])
 
-    features    ids in the shapes of TensorFlow, taken apart into ids and bags
-    forward     a call: rows to activations, and their gradients on the way back
+    features    ids in the shapes of TensorFlow, split into ids and bags
+    forward     a call: from rows to activations, and their gradients in the backward pass
     layer       the base class of all layers
-    layers      the four of them
+    layers      the four layers
     stepping    a step for each batch of `fit`
     datasets    batches for `fit`, read on demand
     clipping    gradients of variables and of rows, clipped together
@@ -19,18 +19,18 @@
     saving      a checkpoint of the store, and a file of variables, under one label
 
 `frameworks.backed` describes a step, and its exactness. Lookups and the work of a backward pass are
-Python functions in TensorFlow's graph, so it is the same when a step is compiled.
+Python functions in TensorFlow's graph, so they are the same when a step is compiled.
 
-**Why a backward pass comes by.** TensorFlow goes back through values that depend on something that
-a tape watches. Each layer has one scalar that every tape watches (`forward.Watched`), which is no
-variable of Keras: it is not trained, counted or saved.
+**How a backward pass reaches a layer.** TensorFlow's backward pass visits only values that depend
+on a watched variable. Each layer has one scalar that every tape watches (`forward.Watched`). It is
+not a Keras variable, so it is not trained, counted or saved.
 
-Activations are pooled by rule 8 of contract.md, so they are bit by bit the same as in
+Activations are pooled by rule 8 of contract.md, so they are bitwise equal to the results of
 `lookup_pooled`.
 
-Rejected: gradients as tf.IndexedSlices of a variable that stands for a table, which Keras's
-optimizers would apply, and sum in an order of their own; and a `train_step` for models to inherit,
-which a functional model cannot.
+Rejected: gradients as tf.IndexedSlices of a variable that stands for a table, because Keras's
+optimizers would apply them, and sum them in another order. Also rejected: a `train_step` for models
+to inherit, because a functional model cannot inherit one.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

@@ -1,8 +1,8 @@
 """Clipping by the norm of all gradients, of variables and of rows, as `tf.clip_by_global_norm` does
-it for variables.
+for variables.
 
-Rows are no variables, so that an optimizer's `global_clipnorm` leaves them out, and clips within
-compiled code, where it cannot see them.
+Rows are no variables, so an optimizer's `global_clipnorm` does not see their gradients: it clips
+within compiled code.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,28 @@ from embstore_client.keras.layer import StoreLayer
 def clip_by_global_norm(
     gradients: Sequence[Any], clip_norm: float, *layers: StoreLayer
 ) -> tuple[list[Any], float]:
-    """Clip gradients of variables and of layers of a store together, between backward pass and
+    """Clip gradients of variables and of store layers together, between the backward pass and the
     steps, as `tf.clip_by_global_norm` clips gradients of variables.
 
-    The norm is L2, over all of them as one vector; a row's gradient is the sum over its
+    The norm is L2, over all gradients as one vector; a row's gradient is the sum over its
     occurrences.
 
     Parameters
     ----------
-    gradients : the gradients of variables; None: there is none
+    gradients : the gradients of variables; None for a variable without one
     clip_norm : the bound of the norm of all gradients
-    layers : the layers that are trained with them; their gradients are changed
+    layers : the layers that are trained together with the variables; their gradients are changed
 
     Returns
     -------
-    The gradients of variables, clipped, and the norm before. Where it is not finite, all gradients
-    are NaN, and `step` refuses or skips them.
+    The clipped gradients of variables, and the norm before clipping. If the norm is not finite, all
+    gradients are NaN, and `step` refuses or skips them.
 
     Raises
     ------
-    InvalidArgumentError : within a tf.function, which would do it once, when it is traced; no
-        layers, or something else among them; clip_norm is below 0.
+    InvalidArgumentError : the call is within a tf.function, which would run it only once, when
+        traced; no layer is given, or an object that is no layer of a store; or clip_norm is below
+        0.
     """
     if tf.inside_function():
         raise InvalidArgumentError(

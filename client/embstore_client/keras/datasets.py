@@ -1,7 +1,8 @@
-"""A dataset that reads nothing before it is asked for a batch.
+"""A dataset that reads no batch before it is asked for one.
 
-`fit` asks when it trains on the batch. TensorFlow puts a prefetch behind a dataset on its own, and
-does not ask for a batch behind the last one, whose number it knows.
+`fit` asks for a batch when it trains on it. By default TensorFlow adds a prefetch to a dataset,
+which is turned off here. If TensorFlow knows the number of batches, it does not ask for one more at
+the end.
 """
 
 from collections.abc import Callable, Iterator

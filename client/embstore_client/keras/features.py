@@ -1,12 +1,12 @@
-"""Ids in the shapes of TensorFlow, taken apart into ids and bags. Eagerly and in graphs.
+"""Ids in the shapes of TensorFlow, split into ids and bags. Works eagerly and in graphs.
 
 (bags, length)          bags of one length                bags, and ids
-(bags,)                 one id a bag                      bags, and ids
+(bags,)                 one id per bag                    bags, and ids
 RaggedTensor, rank 2    bags of any length, also empty    bags
 any shape               a row for each id                 ids
 
-Which ids are padding is known when a graph runs (`forward`). Ids of a table that hashes them may
-be tensors of tf.string, or no tensors; a graph hashes them when it runs.
+Padding is recognized when a graph runs (`forward`). Ids of a table that hashes them may be tensors
+of tf.string, or may be no tensors; a graph hashes them when it runs.
 """
 
 from collections.abc import Sequence
@@ -19,33 +19,34 @@ from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_featur
 
 
 class FeatureIds(NamedTuple):
-    """The ids of one feature in one call. All parts are tensors, empty where they are not used."""
+    """The ids of one feature in one call. All parts are tensors; unused parts are empty."""
 
     keys: Any
-    """(n,) int64, one after the other."""
+    """The ids, (n,) int64, in order."""
     offsets: Any
-    """(bags + 1,) int64, from 0 to n; where the rows are pooled."""
+    """(bags + 1,) int64, from 0 to n, if the rows are pooled."""
     weights: Any
-    """(n,) float32; where ids are weighted."""
+    """(n,) float32, if ids are weighted."""
     is_pooled: bool
     is_weighted: bool
     shape: Any
     """The shape of the activations, without dim, as a tensor of integers."""
     static_shape: Any
-    """The same, as far as it is known when a graph is made."""
+    """The same shape, as far as it is known when a graph is made."""
 
     @property
     def tensors(self) -> tuple[Any, Any, Any]:
-        """The parts that are known when it runs."""
+        """The parts whose values are known when the graph runs."""
         return self.keys, self.offsets, self.weights
 
 
 def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, FeatureIds]:
-    """Return the ids of every lookup from a mapping, which may have others too.
+    """Return the ids of every lookup from a mapping, which may contain other features too.
 
     Raises
     ------
-    InvalidArgumentError : it is no mapping; a feature is missing, or is refused by `bags_of`.
+    InvalidArgumentError : `features` is no mapping; or a feature is missing, or is refused by
+        `bags_of`.
     """
     given = {}
     for name, table, value in by_feature(lookups, features):
@@ -59,12 +60,12 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Featu
 
 
 def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> FeatureIds:
-    """Return the bags of a feature of a `Bag`; errors name it by `what`.
+    """Return the bags of a feature of a `Bag`; errors name the feature by `what`.
 
     Raises
     ------
-    InvalidArgumentError : ids are not int32 or int64, or of another shape; weights are no floats,
-        or not one for each id.
+    InvalidArgumentError : ids are not int32 or int64, or have another shape; or weights are no
+        floats, or not one for each id.
     """
     ids = _checked(_keys(table, ids), what)
     if isinstance(ids, tf.RaggedTensor):
@@ -88,7 +89,7 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> FeatureI
         tf.cast(flat, tf.int64),
         offsets,
         tf.zeros([0]) if weights is None else weights,
-        is_pooled=weights is not None or not is_single,  # a sum and a mean of one are itself
+        is_pooled=weights is not None or not is_single,  # one id is its own sum and mean
         is_weighted=weights is not None,
         shape=tf.reshape(count, [1]),
         static_shape=ids.shape[:1],
@@ -114,22 +115,22 @@ def ids_of(table: Ids, ids: Any, *, what: str) -> FeatureIds:
 
 
 def _keys(table: Ids, ids: Any) -> Any:
-    """Return ids that become int64 here as such: those that are hashed, and uint64 of sparse
-    keys; others as they are."""
+    """Return ids as int64 if they are hashed, or if they are uint64 ids of sparse keys; return
+    other ids unchanged."""
     if table.hashes:
         return _hashed(table, ids)
     return _bits(ids) if table.is_sparse and getattr(ids, "dtype", None) == "uint64" else ids
 
 
 def _bits(ids: Any) -> Any:
-    """Return ids of uint64 as the int64 of the same bits."""
+    """Return ids of uint64 as the int64 with the same bits."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(_bits(ids.flat_values))
     return tf.bitcast(ids, tf.int64)
 
 
 def _hashed(table: Ids, ids: Any) -> Any:
-    """Return ids as a tensor of keys, in their shape."""
+    """Return hashed ids as a tensor of keys, in the shape of the ids."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(_hashed(table, ids.flat_values))
     if not tf.is_tensor(ids):
@@ -152,7 +153,7 @@ def _checked(ids: Any, what: str) -> Any:
 
 
 def _weights_of(weights: Any, ids: Any, what: str) -> Any:
-    """Return weights as (n,) float32, through which their gradient passes."""
+    """Return weights as (n,) float32, by operations through which their gradient passes."""
     if hasattr(weights, "__array__") and not tf.is_tensor(weights):
         weights = tf.convert_to_tensor(weights)
     if not tf.is_tensor(weights) or not weights.dtype.is_floating:

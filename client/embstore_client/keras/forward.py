@@ -1,16 +1,17 @@
-"""One call of a layer: rows to activations, and their gradients on the way back.
+"""One call of a layer: from rows to activations, and their gradients in the backward pass.
 
-The lookup of all features is one Python function of TensorFlow, which gives the call its number
-when it runs: within a graph such functions run in the order of the program. Each feature is then
-passed on by an operation of its own, whose backward pass hands its gradient to another Python
-function. A feature that the loss does not use leaves no gradient, and none of zeros. (Where a call
-is in a tf.function, and its tape outside, TensorFlow makes zeros of unused outputs.) That function
-returns the gradient of the watched scalar: a graph leaves out operations whose results are not
-used.
+The lookup of all features is one Python function of TensorFlow. It assigns the call's number when
+it runs: within a graph such functions run in the order of the program. Each feature then passes
+through a separate operation, whose backward pass gives its gradient to another Python function. A
+feature that the loss does not use leaves no gradient, not even zeros. (If a call is in a
+tf.function, and its tape outside, TensorFlow makes zeros for unused outputs.) The second Python
+function returns the gradient of the watched scalar, because a graph leaves out operations whose
+results are not used.
 
-The arguments of the way back travel in tensors. A call without one leaves nothing behind.
+The arguments of the backward pass are stored in tensors. So a call without a backward pass leaves
+no data in Python.
 
-TensorFlow runs both in threads that flush denormals; the code here keeps them.
+TensorFlow runs both functions in threads that flush denormals; the code here keeps denormals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +39,9 @@ LookUp = Callable[[dict[str, Keys]], dict[str, Found]]
 
 
 class Watched:
-    """A scalar that every tape watches, so that it goes back through values that depend on it.
+    """A scalar that every tape watches, so that backward passes reach values that depend on it.
 
-    Kept in an object of its own, where Keras looks for no variables.
+    The variable is in this separate object, where Keras does not look for variables.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Watched:
             self._variable = tf.Variable(0.0, trainable=True, name="watched")
 
     def __call__(self) -> Any:
-        """Return its value, as a tensor that depends on it."""
+        """Return the scalar as a tensor that depends on the variable."""
         return self._variable.read_value()
 
 
@@ -66,9 +67,9 @@ class Forward:
 
         Parameters
         ----------
-        look_up : returns the rows of keys (n,) by table, when it runs
-        gradients : takes the gradients of activations; None: they are dropped, and weights alone
-            get gradients
+        look_up : called when the graph runs; returns the rows of keys (n,) by table
+        gradients : keeps the gradients of activations. None: they are dropped, and only weights get
+            gradients
         """
         self._look_up = look_up
         self._gradients = gradients
@@ -108,11 +109,11 @@ class Forward:
 
         return passed(watched(), output, given.weights)
 
-    # When it runs: arrays of NumPy in the memory of TensorFlow, and back
+    # Called when the graph runs: NumPy arrays in the memory of TensorFlow, and results for it
 
     def _looked_up(self, *arrays: Any) -> list[Any]:
         """Return the number of the call, the activations of each feature, and the rows of the
-        weighted ones. They are new arrays, which TensorFlow may use as they are."""
+        weighted features. They are new arrays, which TensorFlow may use without a copy."""
         number = 0 if self._gradients is None else self._gradients.next_forward()
         given = {
             lookup.name: _occurrences(lookup, of, arrays[3 * index : 3 * index + 3])
@@ -128,8 +129,8 @@ class Forward:
         return [np.int64(number), *outputs, *weighted]
 
     def _keep(self, index: int, number: Any, *arrays: Any) -> tuple[Any, Any]:
-        """Keep the gradient of a feature's activations; return the gradients of the watched scalar,
-        which is 0, and of its weights."""
+        """Keep the gradient of a feature's activations. Return the gradient of the watched scalar,
+        which is 0, and the gradient of the feature's weights."""
         lookup, given = self._features[index]
         of, (rows, gradient) = _occurrences(lookup, given, arrays[:3]), arrays[3:]
         if self._gradients is not None:
@@ -149,7 +150,7 @@ class Forward:
 def occurrences_of(
     lookups: Sequence[FeatureLookup], given: Mapping[str, FeatureIds]
 ) -> dict[str, Occurrences]:
-    """Return the ids of every lookup by its name, of tensors that are known now."""
+    """Return the ids of every lookup by its name, from tensors whose values are known now."""
     return {
         lookup.name: _occurrences(
             lookup, given[lookup.name], tuple(map(np.asarray, given[lookup.name].tensors))
@@ -177,7 +178,7 @@ def _occurrences(lookup: FeatureLookup, given: FeatureIds, arrays: tuple[Any, ..
 
 
 def _of_means(products: Any, weights: Any, of: Occurrences) -> Any:
-    """Return the gradients of weights (n,) that were divided by their bag's total.
+    """Return the gradients of weights (n,), each of which was divided by its bag's total.
 
     Parameters
     ----------
@@ -187,6 +188,6 @@ def _of_means(products: Any, weights: Any, of: Occurrences) -> Any:
     totals = totals_of(weights, of.offsets)
     bags = np.repeat(np.arange(len(totals)), of.counts)
     common = np.bincount(bags, of.weights * products, len(totals))
-    # A total of 0 is not divided by, even if its weights are not 0.
+    # If a total is 0, the weights were not divided, even if they are not all 0.
     common, divisors = np.where(totals == 0, 0, common), np.where(totals == 0, 1, totals)
     return (products - common[bags]) / divisors[bags]

@@ -1,6 +1,6 @@
 """The base class of layers: tables of a store (`frameworks.backed`), calls over features, a step.
 
-One thread at a time; calls and backward passes may run in TensorFlow's own.
+One thread at a time; calls and backward passes may run in threads of TensorFlow.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,27 +28,27 @@ from embstore_client.keras.features import FeatureIds
 from embstore_client.keras.forward import Forward, Watched, occurrences_of
 
 _MARKER = "embstore"
-"""The name by which a file of Keras has `frameworks.marker`."""
+"""The name of the `frameworks.marker` in a file of Keras."""
 _LOOKS = "call with training=False"
 
 
 class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, unused-ignore]
-    """Tables of a store as a layer without variables. Its classes are in `layers`."""
+    """Tables of a store as a layer without variables. `layers` has the concrete classes."""
 
     _kinds: tuple[type[Ids], ...]
     _file = saving.FILE
 
     def __init__(self, store: Store | Connection, tables: Sequence[Ids], **layer: Any) -> None:
-        """Make the tables that are not there; see `Store.create_table`.
+        """Create the tables that do not exist; see `Store.create_table`.
 
         Parameters
         ----------
-        tables : each a `Bag` or an `Ids`, as the class says; several may name one table
-        layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
+        tables : each a `Bag` or an `Ids`, as the class requires; several may name one table
+        layer : name, dtype and trainable of a Keras layer; activations have its compute dtype
 
         Raises
         ------
-        InvalidArgumentError : Keras is on another backend than TensorFlow.
+        InvalidArgumentError : Keras runs on another backend than TensorFlow.
         """
         if keras.backend.backend() != "tensorflow":
             raise InvalidArgumentError(
@@ -62,7 +62,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self._use(store, checked(tables, *self._kinds), Steps("clear_gradients", _LOOKS))
 
     def get_config(self) -> dict[str, Any]:
-        """Return address, names and configuration: no rows, no gradients, no token."""
+        """Return address, names and configuration, without rows, gradients or the token."""
         tables = [
             config_of(replace(entry, trainable=entry.name not in self.frozen))
             for entry in self.entries
@@ -84,13 +84,13 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         return f"<{type(self).__name__} name={self.name}, tables=[{tables}]>"
 
     def save_own_variables(self, store: Any) -> None:
-        """Write the marker that Keras's files have in place of rows: the store's id, and t of each
-        table."""
+        """Write the marker that Keras's files contain in place of rows: the store's id, and t of
+        each table."""
         super().save_own_variables(store)
         store[_MARKER] = np.frombuffer(self._marker(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Warn where a file was made with other rows than the store has, as t says."""
+        """Warn if t shows that a file was saved with other rows than the store has."""
         self._compare(bytes(np.asarray(store[_MARKER])))
 
     def _announced(self, batch: Any, features: Any) -> Announced:
@@ -102,7 +102,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
     def _activations(
         self, given: Mapping[str, FeatureIds], training: bool | None
     ) -> dict[str, Any]:
-        """Return the activations of every lookup, in their order."""
+        """Return the activations of every lookup, in the order of the lookups."""
         if tf.distribute.in_cross_replica_context() or (
             tf.distribute.get_replica_context().num_replicas_in_sync > 1
         ):
@@ -130,32 +130,32 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
 
-        A table without any is not updated, and its t stays. In a loop of `ahead` the step is
-        finished by it. With `fit`, `StoreStep` calls it.
+        A table without gradients is not updated, and its t stays. In a loop of `ahead` this
+        finishes the step. In `fit`, `StoreStep` calls this method.
 
         Parameters
         ----------
-        verdict : the verdict of a `LossScale`, behind the optimizer's step: the store's part is
-            skipped where the dense part was; where the store's own gradients overflow, only the
-            store's is, and the scale is lowered
-        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
-            tables'
-        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update;
+        verdict : the verdict of a `LossScale`, after the optimizer's step. The store's part is
+            skipped if the dense part was. If only the store's own gradients overflow, only the
+            store's part is skipped, and the scale is lowered
+        learning_rate : for this update only, of all tables or by table, {name: rate}. None: the
+            learning rates of the tables
+        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update.
             None: "skip" with a verdict, else "refuse"
         gradient_scale : multiplies sums of gradients
-        max_norm : the bound of the norm of the sent gradients: the layer's gradients alone are
-            clipped by their `grad_norm`, behind `gradient_scale`
+        max_norm : the bound of the norm of the sent gradients. The layer's gradients alone are
+            clipped, by their `grad_norm` after `gradient_scale`
 
         Returns
         -------
-        The store's answer; None: there were no gradients, or the dense part was skipped, and no
+        The store's answer. None: there were no gradients, or the dense part was skipped, and no
         step had to be finished.
 
         Raises
         ------
-        InvalidArgumentError : within a tf.function, which would do it once, when it is traced; or
-            a gradient is not finite, and is not to be skipped: gradients are kept then, for another
-            try or `clear_gradients`.
+        InvalidArgumentError : the call is within a tf.function, which would run it only once, when
+            traced; or a gradient is not finite, and the update is not to be skipped: gradients are
+            then kept, for another try or `clear_gradients`.
         """
         if tf.inside_function():
             raise InvalidArgumentError(
@@ -170,7 +170,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         )
 
     def clear_gradients(self) -> None:
-        """Forget the gradients that backward passes have left. `step` does so, too."""
+        """Discard the gradients that backward passes have left. `step` does so, too."""
         self._steps.clear()
 
     # Look-ahead
@@ -185,26 +185,29 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         accumulate: int = 1,
         **session: Any,
     ) -> Generator[Any, None, None]:
-        """Yield the batches of a dataset, whose rows are brought into the cache ahead of the loop.
+        """Yield the batches of a dataset; the store reads their rows into its cache ahead of the
+        loop.
 
-        Each batch is a step of a session, which is open as long as the loop; its body ends with
-        `step`. A batch without is released, with a warning if its rows were used. The tables have
-        no other writer meanwhile.
+        Each batch is a step of a session, which is open as long as the loop. The loop's body ends
+        with `step`. A batch whose body does not call `step` is released, with a warning if its rows
+        were used. During the loop the tables have no other writer.
 
         Parameters
         ----------
-        dataset : a tf.data.Dataset or any other iterable; a thread of its own iterates over it
-        features : returns the layer's arguments for a batch: one argument, or a tuple of several;
-            or a list of such, for calls of several micro-batches
-        name : of the session; a session of this name that was open is resumed. None: one of its own
-        lookahead : how many steps are announced ahead
-        accumulate : so many batches of the dataset are one step: `step` is called behind the last
-            of them, and behind the last one of the dataset
-        session : more options of `embstore.Store.session`
+        dataset : a tf.data.Dataset or any other iterable; a separate thread iterates over it
+        features : returns the layer's arguments for a batch: one argument, a tuple of several, or a
+            list of these for calls of several micro-batches
+        name : name of the session; an earlier session of this name is resumed. None: a session
+            without a name
+        lookahead : number of steps that are announced ahead
+        accumulate : number of batches per step. `step` is called after the last of these batches,
+            and after the last batch of the dataset
+        session : further arguments of `Store.session`
 
         Raises
         ------
-        InvalidArgumentError : within a loop; or a batch ends with gradients that were not sent.
+        InvalidArgumentError : the call is within a loop; or a batch ends with gradients that were
+            not sent.
         The errors of `Store.session` and its `Run`.
         """
         if session.keys() & {"rank", "world_size"}:
@@ -217,12 +220,13 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
     def ahead_dataset(self, dataset: Any, *, features: Callable[[Any], Any], **session: Any) -> Any:
         """Return a dataset for `fit` with the batches of `ahead`; each epoch is a loop.
 
-        It reads nothing before it is asked, so that `StoreStep` has finished the step before: do
-        not add `prefetch`, which `dataset` may have, nor give `fit` a `class_weight`, which does.
+        The dataset reads no batch before it is asked for one, so that `StoreStep` has finished the
+        step before. So do not call `prefetch` on the result, and do not give `fit` a
+        `class_weight`, which prefetches. `dataset` itself may prefetch.
 
         Parameters
         ----------
-        dataset : a tf.data.Dataset of batches, of one epoch
+        dataset : a tf.data.Dataset with the batches of one epoch
         features, session : as in `ahead`
         """
 

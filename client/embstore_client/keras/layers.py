@@ -3,7 +3,7 @@
 EmbeddingBag             one table, bags        ids, and weights of ids
 Embedding                one table, ids         arguments of keras.layers.Embedding
 EmbeddingBagCollection   tables, bags and ids   a mapping of features
-EmbeddingCollection      tables, ids            likewise
+EmbeddingCollection      tables, ids            the same
 """
 
 from typing import Any
@@ -40,16 +40,16 @@ class EmbeddingBag(StoreLayer):
         ids: IdKind = "keys",
         **layer: Any,
     ) -> None:
-        """Make the table, unless it is there.
+        """Create the table if it does not exist.
 
         Parameters
         ----------
-        table : its name in the store
+        table : the table's name in the store
         mode : "mean", or "sum"
-        rows : ids are below; None: any int64 is one, and the table's keys are sparse
+        rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
-        layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
+        layer : name, dtype and trainable of a Keras layer; activations have its compute dtype
         """
         described = Bag(
             table,
@@ -70,11 +70,11 @@ class EmbeddingBag(StoreLayer):
 
         Parameters
         ----------
-        ids : (bags, length) int32 or int64; (bags,), one id a bag; or a RaggedTensor. With
+        ids : (bags, length) int32 or int64; (bags,), one id per bag; or a RaggedTensor. With
             ids="hash" also tf.string, and any other ids that `embstore.hash_ids` takes
         weights : floats, in the shape of the ids; they may require a gradient. A mean is then the
             weighted sum divided by the sum of the bag's weights
-        training : False: rows are not brought into the cache, and no gradient is kept
+        training : False: rows are not admitted to the cache, and no gradient is kept
         """
         (output,) = self._activations(self._given(ids, weights), training).values()
         return output
@@ -104,15 +104,15 @@ class Embedding(StoreLayer):
         ids: IdKind = "keys",
         **layer: Any,
     ) -> None:
-        """Make the table, unless it is there.
+        """Create the table if it does not exist.
 
         Parameters
         ----------
-        table : its name in the store
-        rows : ids are below; None: any int64 is one, and the table's keys are sparse
+        table : the table's name in the store
+        rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, ids : as in `Ids`
-        padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
-        layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
+        padding_idx : an id whose output is zeros, and whose row is not trained, as for -1
+        layer : name, dtype and trainable of a Keras layer; activations have its compute dtype
         """
         described = Ids(
             table,
@@ -128,8 +128,8 @@ class Embedding(StoreLayer):
         super().__init__(store, [described], **layer)
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
-        """Return a row for each id, (*, dim), of int32 or int64 ids of any shape; with ids="hash"
-        also of tf.string, and of any other ids that `embstore.hash_ids` takes."""
+        """Return a row for each id, (*, dim). Ids are int32 or int64 of any shape; with ids="hash"
+        also tf.string, and any other ids that `embstore.hash_ids` takes."""
         (output,) = self._activations(self._given(ids), training).values()
         return output
 
@@ -139,17 +139,18 @@ class Embedding(StoreLayer):
 
 
 class Collection(StoreLayer):
-    """Several tables, by feature; one call to the store for each call and step."""
+    """Several tables, by feature; each call and each step is one call to the store."""
 
     def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
         """Return the activations of each feature, in the tables' order: for a `Bag` its pooled
-        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. Activations
-        of a feature that is in several tables are called `feature@table`.
+        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
+        activations of a feature that is in several tables are named `feature@table`.
 
         Parameters
         ----------
-        features : a mapping with the ids of each feature: of a `Bag` as `EmbeddingBag` takes them,
-            or a tuple of ids and weights; of `Ids` of any shape. Other features may be in it too.
+        features : a mapping with the ids of each feature. For a `Bag`, ids are as `EmbeddingBag`
+            takes them, or a tuple of ids and weights. For `Ids`, ids have any shape. Other features
+            are ignored.
         """
         return self._activations(self._given(features), training)
 

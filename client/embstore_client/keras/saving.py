@@ -1,7 +1,7 @@
 """A checkpoint of the store and a file of variables, under one label.
 
-file    last_step; "part/index" for each of a part's variables; "part/json", of a dict: arrays of
-        NumPy (.npz)
+file    arrays of NumPy (.npz): last_step; "part/index" for each variable of a part; "part/json" for
+        a part that is a dict
 """
 
 import json
@@ -28,7 +28,7 @@ _JSON = "json"
 
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
-    """Return a function that writes the variables of parts, and dicts."""
+    """Return a function that writes the variables of parts, and the parts that are dicts."""
     content: dict[str, Any] = {
         f"{name}/{place}": array
         for name, part in parts.items()
@@ -46,7 +46,7 @@ def _arrays(part: Any, name: str) -> dict[str, NDArray[Any]]:
 
 
 def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
-    """Return the arrays that a file has for the variables of the parts, and its dicts."""
+    """Return the arrays in a file for the variables of the parts, and the parts that are dicts."""
     with np.load(path, allow_pickle=False) as file:
         content = dict(file)
     found: dict[str, dict[str, NDArray[Any]]] = {}
@@ -67,7 +67,7 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 def _loading(
     label: str, name: str, arrays: dict[str, NDArray[Any]], part: Any
 ) -> Callable[[], None]:
-    """Return a function that sets a part to arrays of a file, once they are known to fit."""
+    """Return a function that sets a part to the arrays of a file, after checking that they fit."""
     is_dict = type(part) is dict
     if is_dict != (_JSON in arrays):
         raise InvalidArgumentError(

@@ -1,9 +1,9 @@
 """The verdict of a LossScaleOptimizer on a step (`frameworks.scaling`).
 
-Keras keeps no verdict, but two public variables show it: a step that was skipped halves
-`dynamic_scale` and leaves `iterations`; one that was done adds 1 to `iterations`, and leaves the
-scale or doubles it. Anything else was not one step, and is refused. The scale that gradients have
-is the one before.
+Keras stores no verdict, but two public variables show it. A skipped step halves `dynamic_scale`,
+and does not change `iterations`. A step that was done adds 1 to `iterations`, and keeps the scale
+or doubles it. Any other change was not exactly one step, and is refused. The gradients of a step
+have the scale from before the step.
 """
 
 from functools import partial
@@ -22,15 +22,15 @@ class _State(NamedTuple):
 
 
 class LossScale:
-    """The scale of an optimizer's loss, as steps go by."""
+    """The scale of an optimizer's loss, followed from step to step."""
 
     def __init__(self, optimizer: Any) -> None:
         """Read the scale of the first step.
 
         Parameters
         ----------
-        optimizer : a keras.optimizers.LossScaleOptimizer; of any other one the `loss_scale_factor`
-            is used, which does not change
+        optimizer : a keras.optimizers.LossScaleOptimizer; for any other optimizer the scale is its
+            `loss_scale_factor`, which does not change
 
         Raises
         ------
@@ -55,7 +55,8 @@ class LossScale:
 
         Raises
         ------
-        InvalidArgumentError : it has done none since the last verdict, or several, or was set anew.
+        InvalidArgumentError : since the last verdict, the optimizer has done no step, or several,
+            or its scale was set.
         """
         if not self._is_dynamic:
             return Verdict(self._before.scale)

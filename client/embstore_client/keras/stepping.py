@@ -1,7 +1,8 @@
-"""A step for each batch of `fit`: a callback, which runs in Python behind the compiled step.
+"""A step for each batch of `fit`: a callback, which runs in Python after the compiled step.
 
-It works the same for compiled and for other steps. A setting that hides steps from it is refused
-where training begins: several steps in one execution, whose gradients would be one update.
+It works the same for compiled and uncompiled steps. One setting would hide steps from it, and is
+refused at the start of training: several steps in one execution, whose gradients would be one
+update.
 """
 
 from typing import Any
@@ -14,23 +15,24 @@ from embstore_client.keras.scaling import LossScale
 
 
 class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
-    """Has some layers step behind every batch of `model.fit`.
+    """Steps some layers after every batch of `model.fit`.
 
     With a LossScaleOptimizer (`mixed_float16`), dense part and store are skipped together.
     """
 
     def __init__(self, *layers: StoreLayer, max_norm: float | None = None) -> None:
-        """Give all layers of the model that are to be trained; each is an update of its own.
+        """Take all layers of the model that are to be trained; each layer's step is a separate
+        update.
 
         Parameters
         ----------
-        max_norm : bound of the norm of the gradients of each layer alone, as in `StoreLayer.step`:
-            Keras clips the dense part's gradients, by `global_clipnorm` of its optimizer, where it
-            sees no others
+        max_norm : bound of the norm of the gradients of each layer alone, as in `StoreLayer.step`.
+            Keras clips the dense part's gradients separately, by `global_clipnorm` of its
+            optimizer, which does not see the gradients of rows
 
         Raises
         ------
-        InvalidArgumentError : none, or one that is no layer of a store.
+        InvalidArgumentError : no layer is given, or an object that is no layer of a store.
         """
         super().__init__()
         if not layers or not all(isinstance(layer, StoreLayer) for layer in layers):
@@ -40,12 +42,13 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         self._scale: LossScale | None = None  # None outside of `fit`
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look at the optimizer, and forget gradients of a batch that was broken off.
+        """Check the optimizer, and discard gradients of a batch that was interrupted.
 
         Raises
         ------
-        InvalidArgumentError : `steps_per_execution` is not 1; nothing else is trained, so that
-            Keras computes no gradients; or an error of `LossScale`.
+        InvalidArgumentError : `steps_per_execution` is not 1; or the model has no other trainable
+            weights, so that Keras computes no gradients.
+        The errors of `LossScale`.
         """
         if self.model.steps_per_execution != 1:
             raise InvalidArgumentError(
@@ -61,12 +64,12 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
             layer.clear_gradients()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End the loops of `ahead_dataset`, also where an epoch was broken off."""
+        """End the loops of `ahead_dataset`, even if an epoch was interrupted."""
         for layer in self._layers:
             layer.end_loop()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Step; raises the errors of `StoreLayer.step`."""
+        """Step all layers. Raises the errors of `StoreLayer.step`."""
         assert self._scale is not None
         verdict = self._scale.verdict()
         for layer in self._layers:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
+from embstore.errors import InvalidArgumentError
 from embstore.results import BackupFacts, Barrier, ServerInfo, TableDescription
 from embstore_client.barrier import pause_all
 from embstore_client.shards import stats
@@ -63,7 +64,16 @@ def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[Tabl
 
 
 def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
-    """Copy every shard's files to a folder of its own, `shard-N` within the destination."""
+    """Copy every shard's files to a folder of its own, `shard-N` within the destination.
+
+    Raises InvalidArgumentError: no label was given. Shards write their files at different moments;
+    only the states of one checkpoint are of one moment.
+    """
+    if command.label is None:
+        raise InvalidArgumentError(
+            "expected a label: a backup of a cluster is of a checkpoint, which all shards have; "
+            "make one by store.checkpoint(label), then store.backup(destination, label)"
+        )
     parts = {
         shard: c.Backup(f"{command.destination.rstrip('/')}/shard-{shard}", command.label)
         for shard in range(len(router.shards))

@@ -10,26 +10,27 @@
         optimizer.step()
         ebc.step()
 
-    features     ids in the shapes of Torch, taken apart into keys and bags
-    pooling      rows to activations; their gradients are kept on the way back
-    gpu          a GPU that Torch and an embedded store share: nothing leaves it
-    announced    ids on it that the loader's thread has read
+    features     ids in the shapes of Torch, split into keys and bags
+    pooling      from rows to activations; backward passes keep the gradients
+    gpu          a GPU that Torch and an embedded store share: no data leaves it
+    announced    ids on that GPU, read by the loader's thread
     clipping     gradients of the dense part and of rows, clipped together
-    scaling      the verdict of a GradScaler, and its notice of an overflow of rows
+    scaling      the verdict of a GradScaler, and how it is notified of an overflow of rows
     ranks        the ranks of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
-    forwards     rows and activations of one forward, by these
+    forwards     rows and activations of one forward, by these modules
     embedding    the base class of all modules
-    modules      the four of them
+    modules      the four modules
     pretrained   modules whose tables begin with given rows
     optimizer    tables as an optimizer of Torch, for schedules of their rates
 
-`frameworks.backed` describes a step, and its exactness. The sums of the forward are Torch's own, on
-the device of the ids, with Torch's guarantees.
+`frameworks.backed` describes a step, and its exactness. The forward's sums are computed by
+Torch, on the device of the ids, with Torch's guarantees.
 
-Rejected: `lookup_pooled`, which sends less where bags are long, but has neither gradients of
-weights nor early rows nor several tables in one call; and Torch's autograd through the pooling,
-whose gradients of means are products with a reciprocal and whose sums by key have no order.
+Rejected: `lookup_pooled`, which sends fewer bytes if bags are long, but offers no gradients of
+weights, no early rows, and only one table per call. Also rejected: Torch's autograd through the
+pooling, whose gradients of means are products with a reciprocal, and whose sums by key have no
+fixed order.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

@@ -1,10 +1,10 @@
-"""Ids on a GPU that were announced: read in the loader's thread, so that no forward waits for them.
+"""Announced ids on a GPU: the loader's thread reads them, so that no forward waits for them.
 
-The ids of a forward have to be examined on the host: where bags begin, and which announced key each
-id is. The thread that reads batches does that, ahead of the loop, and sends back to the GPU the
-arrays that the forward needs. A forward recognizes tensors by their memory, and by how often Torch
-has changed them (`_version`): views too, as the features of a KeyedJaggedTensor. It reads other
-tensors when it comes.
+The host has to examine the ids of a forward, to find where bags begin, and which announced key each
+id is. The thread that reads batches does so ahead of the loop, and sends the GPU the arrays that
+the forward needs. A forward recognizes tensors by their memory, and by Torch's count of
+their changes (`_version`). It also recognizes views, such as the features of a KeyedJaggedTensor.
+Other tensors are read during the forward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,28 +29,28 @@ class Unpadded(NamedTuple):
     """The ids of a feature without padding."""
 
     keys: Any
-    """(u,), on the device of the ids."""
+    """The keys that are not padding, (u,), on the device of the ids."""
     are_ids: NDArray[np.bool_] | None = None
-    """(n,), which of all ids are kept; None: none is padding."""
+    """(n,), true for ids that are not padding. None: no id is padding."""
 
 
 @dataclass(eq=False)
 class Place:
-    """The place of the rows of a feature's ids; for announced ids it is prepared."""
+    """Where the rows of a feature's ids are. For announced ids it is prepared ahead."""
 
     named: Any = None
-    """The ids, as `frameworks.rows.Named`, or a tensor of keys; None: it is not prepared."""
+    """The ids, as `frameworks.rows.Named`, or a tensor of keys. None: not prepared yet."""
     inverse: Any = None
-    """(n,) int64 tensor, the row of each id; None: each has the next one."""
+    """(n,) int64 tensor, the row of each id. None: rows are in the order of the ids."""
     offsets: Any = None
-    """(bags + 1,) int64 tensor; None: one id a bag, or no bags."""
+    """(bags + 1,) int64 tensor. None: one id per bag, or no bags."""
     unpadded: Any = None
-    """`Unpadded`; None: padding has not been looked for."""
+    """`Unpadded`. None: ids have not been compared with padding yet."""
 
 
 class Read:
-    """The results for the tensors of one batch; within a with block `once` takes them from here.
-    One thread at a time."""
+    """Results computed from the tensors of one batch; within a with block `once` returns these
+    results. One thread at a time."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, Sequence[Any]]] = {}
@@ -64,10 +64,10 @@ class Read:
         _READ.reset(self._token)
 
     def made(self, make: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Return make(*arguments), made once for tensors of a GPU that are not changed."""
+        """Return make(*arguments), computed once per set of unchanged GPU tensors."""
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         if all(tensor.device.type != "cuda" for tensor in tensors):
-            return make(*arguments)  # NumPy may change them, which Torch does not count
+            return make(*arguments)  # Torch does not count changes by NumPy
         key = make, *map(_identity, arguments)
         if key not in self._made:
             self._made[key] = make(*arguments), tensors  # no other tensor gets their memory
@@ -79,12 +79,13 @@ class Read:
         device: Any,
         once: Mapping[str, Any],
     ) -> None:
-        """Send to the GPU the arrays that forwards need for their ids, and note their places.
+        """Send the arrays that forwards need for their ids to the GPU, and set the places of these
+        ids.
 
         Parameters
         ----------
-        forwards : `Given` of all features of each, with the ids of the step, in its order
-        once : for the step, {table: (keys, inverse (n,) int32)}
+        forwards : for each forward, the ids of all features; together the ids of the step, in order
+        once : distinct keys of the step, {table: (keys, inverse (n,) int32)}
         """
         lookups = by_table(*forwards)
         every = chain.from_iterable(lookups.values())
@@ -104,7 +105,7 @@ class Read:
                 begin = at.stop
 
     def use(self) -> None:
-        """Have the current stream use the sent arrays."""
+        """Let the current stream use the sent arrays."""
         if self._sent is not None:
             self._sent.here()
 
@@ -113,8 +114,7 @@ _READ: ContextVar[Read | None] = ContextVar("embstore_torch_read", default=None)
 
 
 def once(make: Callable[..., T], *arguments: Any) -> T:
-    """Return make(*arguments), or the earlier result for the same tensors, if they are
-    unchanged."""
+    """Return make(*arguments), or the earlier result for the same tensors if they are unchanged."""
     read = _READ.get()
     if read is None:
         return make(*arguments)
@@ -124,10 +124,10 @@ def once(make: Callable[..., T], *arguments: Any) -> T:
 
 def _identity(given: Any) -> Any:
     if isinstance(given, Ids):
-        return id(given)  # a module's, which lasts
+        return id(given)  # of an entry that lives as long as the module
     if not isinstance(given, torch.Tensor):
         return given
-    if given.is_inference():  # its changes are not counted
+    if given.is_inference():  # Torch does not count the changes of inference tensors
         return object()
     shape = tuple(given.shape), given.stride(), given.dtype
     return given.data_ptr(), *shape, given._version

@@ -1,9 +1,9 @@
-"""Clipping by the norm of all gradients, of the dense part and of rows, as
-`torch.nn.utils.clip_grad_norm_` does it for the dense part.
+"""Clip by the norm of all gradients, of the dense part and of rows, as
+`torch.nn.utils.clip_grad_norm_` does for the dense part.
 
-Rows have no parameters, so that Torch's own function leaves them out. On a GPU that Torch shares
-with the store the norm is computed there, of sums in float64, and the host does not wait for it.
-The shares of several ranks are gathered on the host: their sums by key, once each.
+Rows are no parameters of Torch, so Torch's own function does not see their gradients. If Torch and
+the store share a GPU, the norm is computed there, with float64 sums, and the host does not wait for
+it. For several ranks, each rank's sums by key are gathered on the host.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ from embstore_client.torch.scaling import note_overflow_of_rows, scale_of
 
 
 def norm_of_rows(steps: Steps, ranks: Ranks) -> Any:
-    """Return the norm of the gradients that are kept, or of the mean of the ranks', as a float64
-    tensor (), on the GPU where they are there."""
+    """Return the norm of the kept gradients, or of the mean of the ranks' gradients, as a float64
+    tensor (), on the GPU if the gradients are there."""
     if ranks.world_size > 1:
         return torch.tensor(norm_of(gathered(ranks, steps.sums())), dtype=torch.float64)
     squares = [squares_on_device(parts) for parts in steps.gradients.parts().values()]
@@ -40,32 +40,32 @@ def clip_grad_norm_(
     group: Any = None,
     error_if_nonfinite: bool = False,
 ) -> Any:
-    """Clip the gradients of parameters and of modules of a store together, between backward pass
-    and steps, as `torch.nn.utils.clip_grad_norm_` clips gradients of parameters.
+    """Clip the gradients of parameters and of store modules together, between the backward pass and
+    the steps, as `torch.nn.utils.clip_grad_norm_` clips gradients of parameters.
 
-    The norm is L2, over all of them as one vector; a row's gradient is the sum over its
-    occurrences. Gradients that come later are not clipped.
+    The norm is L2, over all gradients as one vector; a row's gradient is the sum over its
+    occurrences. Gradients of later backward passes are not clipped.
 
     Parameters
     ----------
-    parameters : tensors, or one, of the dense part; their gradients are changed in place
-    max_norm : the bound of the norm of all gradients; `float("inf")` changes none
-    modules : the modules of a store that are trained with them
-    scaler : a `torch.amp.GradScaler`, whose `unscale_(optimizer)` was called before: gradients of
-        rows are taken as divided by its scale, which `step(scaler)` does. Where one of them is not
-        finite, the scaler's steps are skipped as where a dense one is
-    group : of torch.distributed, over all of whose ranks gradients of rows are averaged; None: the
-        group of the modules' loops. Every rank calls it
-    error_if_nonfinite : raise RuntimeError where the norm is not finite
+    parameters : one or several tensors of the dense part; their gradients are changed in place
+    max_norm : the bound of the norm of all gradients; `float("inf")` changes no gradient
+    modules : the store modules that are trained together with the parameters
+    scaler : a `torch.amp.GradScaler` whose `unscale_(optimizer)` was called before. The norm counts
+        gradients of rows as divided by its scale; `step(scaler)` divides them later. If one of them
+        is not finite, the scaler's steps are skipped, as for a dense gradient that is not finite
+    group : the group of torch.distributed over whose ranks gradients of rows are averaged. None:
+        the group of the modules' loops. Every rank calls this function
+    error_if_nonfinite : raise RuntimeError if the norm is not finite
 
     Returns
     -------
-    The norm before, a float32 tensor ().
+    The norm before clipping, a float32 tensor ().
 
     Raises
     ------
-    InvalidArgumentError : no modules, or something else among them; the scaler has unscaled no
-        optimizer.
+    InvalidArgumentError : no module is given, or an object that is no store module; or the scaler
+        has unscaled no optimizer.
     """
     _check(modules)
     tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -73,7 +73,8 @@ def clip_grad_norm_(
     norms = [module._norm_tensor(group) / scale for module in modules]
     note_overflow_of_rows(scaler, norms)
     dense = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    # The norm of a norm is itself. On the device of the first, as Torch's own.
+    # The norm of a norm is itself. The total is on the first gradient's device, as in Torch's
+    # function.
     total = torch.nn.utils.get_total_norm(
         [*dense, *(norm.to(torch.float32) for norm in norms)], error_if_nonfinite=error_if_nonfinite
     )

@@ -1,6 +1,6 @@
 """The base class of modules: tables of a store (`frameworks.backed`), forwards, a step.
 
-Not to be shared between threads; backward passes may run in Torch's own.
+A module is not to be shared between threads; backward passes may run in Torch's threads.
 """
 
 import os
@@ -29,22 +29,22 @@ _LOOKS = "call eval() of the module first, which torch.no_grad() alone does not"
 
 
 class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Tables of a store as a module without parameters. Its classes are in `modules`.
+    """Tables of a store as a module without parameters. `modules` has the concrete classes.
 
-    A copy, also in another process, has address, names and configuration: no rows, no gradients,
-    no step.
+    A copy, also in another process, has the address, the names and the configuration, but no rows,
+    no gradients and no step.
     """
 
     _kinds: tuple[type[Ids], ...]
     _file = saving.FILE
 
     def __init__(self, store: Store, tables: Sequence[Ids], *, dtype: Any = None) -> None:
-        """Make the tables that are not there; see `Store.create_table`.
+        """Create the tables that do not exist; see `Store.create_table`.
 
         Parameters
         ----------
-        tables : each a `Bag` or an `Ids`, as the class says; several may name one table
-        dtype : of activations; None: float32, or the dtype of per-sample weights
+        tables : each a `Bag` or an `Ids`, as the class requires; several may name one table
+        dtype : dtype of activations. None: float32, or the dtype of per-sample weights
         """
         super().__init__()
         self.dtype = dtype
@@ -57,16 +57,17 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the tables (False), or train them again; return the module.
 
-        The outputs of frozen tables require no gradient, so that `step` does not update them, and t
-        stays. Some tables alone are frozen by `freeze`, or made with `trainable=False`. The module
-        has no parameters, so that freezing a model does not reach it: freeze it itself.
+        The outputs of frozen tables require no gradient, so `step` does not update these tables,
+        and their t stays. To freeze only some tables, call `freeze`, or create them with
+        `trainable=False`. A loop that freezes the parameters of a model does not reach this module,
+        which has none: call this method.
         """
         super().requires_grad_(requires_grad)
         (self.unfreeze if requires_grad else self.freeze)()
         return self
 
     def _apply(self, fn: Callable[[Any], Any], *arguments: Any, **options: Any) -> Self:
-        """Give activations the dtype to which a model around the module is converted, as by its
+        """Give activations the dtype to which a surrounding model is converted, for instance by its
         `double()`; return the module. Rows stay float32."""
         before = self.dtype or torch.float32
         now = fn(torch.empty(0, dtype=before)).dtype
@@ -77,7 +78,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     # Forward
 
     def _activations(self, *arguments: Any) -> dict[str, Any]:
-        """Return the activations of every lookup, in their order, for the arguments of
+        """Return the activations of every lookup, in the order of the lookups, for the arguments of
         `forward`."""
         step = self._steps.at_hand if self.training else None
         with nullcontext() if step is None else step.given:
@@ -101,36 +102,36 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
 
-        A table without any is not updated, and its t stays. In a loop of `ahead` the step is
-        finished by it. If there are several ranks every one calls it.
+        A table without gradients is not updated, and its t stays. In a loop of `ahead` this
+        finishes the step. If there are several ranks, every rank calls it.
 
         Parameters
         ----------
-        scaler : a `torch.amp.GradScaler`, between its `step` and its `update`: the store's part is
-            skipped where the dense part was; where the store's own gradients overflow, only the
-            store's is, and the scaler lowers its scale
-        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
-            tables'
-        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update;
+        scaler : a `torch.amp.GradScaler`, between its `step` and its `update`. The store's part is
+            skipped if the dense part was. If only the store's own gradients overflow, only the
+            store's part is skipped, and the scaler lowers its scale
+        learning_rate : for this update only, of all tables or by table, {name: rate}. None: the
+            learning rates of the tables
+        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update.
             None: "skip" with a scaler, else "refuse"
         gradient_scale : multiplies sums of gradients
-        max_norm : the bound of the norm of the sent gradients: the module's gradients alone are
-            clipped by their `grad_norm`, behind `gradient_scale`. `clip_grad_norm_` clips them with
-            others
-        group : of torch.distributed; None: the group of the loop, else this trainer is alone.
-            Gradients are divided by its number of ranks, as DistributedDataParallel does in the
-            dense part. In a loop of `ahead` the ranks' gradients are one update, the mean. Outside,
-            each rank's is an update of its own, in any order: for `Sgd` the sum is the same.
+        max_norm : the bound of the norm of the sent gradients. The module's gradients alone are
+            clipped, by their `grad_norm` after `gradient_scale`. `clip_grad_norm_` clips them
+            together with other gradients
+        group : group of torch.distributed. None: the group of the loop; outside a loop this trainer
+            is alone. Gradients are divided by the number of ranks, as DistributedDataParallel does
+            in the dense part. In a loop of `ahead` the mean of the ranks' gradients is one update.
+            Outside, each rank sends a separate update, in any order; for `Sgd` the sum is the same.
 
         Returns
         -------
-        The store's answer; None: there were no gradients, or the dense part was skipped, and no
+        The store's answer. None: there were no gradients, or the dense part was skipped, and no
         step had to be finished.
 
         Raises
         ------
-        InvalidArgumentError : a gradient is not finite, and is not to be skipped; the scaler has
-            looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
+        InvalidArgumentError : a gradient is not finite, and the update is not to be skipped; or the
+            scaler has looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
         """
         return self._sent(
             verdict_of(scaler),
@@ -143,13 +144,15 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
     def grad_norm(self, scaler: Any = None, *, group: Any = None) -> float:
         """Return the L2 norm of the gradients that backward passes have left, over the rows of all
-        tables: a row's gradient is the sum over its occurrences. 0 without any.
+        tables. A row's gradient is the sum over its occurrences. Return 0 if there are no
+        gradients.
 
         Parameters
         ----------
-        scaler : a `torch.amp.GradScaler`, by whose scale they are divided
-        group : of torch.distributed, whose ranks all call it: the norm of the mean of their
-            gradients. None: the group of the loop, else this trainer is alone
+        scaler : a `torch.amp.GradScaler`; gradients are divided by its scale
+        group : group of torch.distributed, all of whose ranks call this: return the norm of the
+            mean of their gradients. None: the group of the loop; outside a loop this trainer is
+            alone
         """
         return float(self._norm_tensor(group)) / scale_of(scaler)
 
@@ -160,7 +163,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return float(norm_of_rows(self._steps, ranks))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that backward passes have left. `step` does so, too."""
+        """Discard the gradients that backward passes have left. `step` does so, too."""
         self._steps.clear()
 
     # Look-ahead
@@ -176,28 +179,31 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         group: Any = None,
         **session: Any,
     ) -> Iterator[Any]:
-        """Yield the batches of a loader, whose rows are brought into the cache ahead of the loop.
+        """Yield the batches of a loader; the store reads their rows into its cache ahead of the
+        loop.
 
-        The body computes forwards of announced features, and calls `step` once; a step that it does
+        The body computes forwards of announced features, and calls `step` once. A step that it does
         not finish is released, with a warning if its rows were used.
 
         Parameters
         ----------
-        loader : any iterable, which a thread of its own iterates over
+        loader : any iterable; a separate thread iterates over it
         features : returns the arguments of `forward` for a batch: one argument, a tuple of several,
-            or a list of such, for several forwards; called in that thread
-        name : by which the session goes on after `load`, and its ranks find each other
-        lookahead : steps that are announced ahead
-        accumulate : so many batches of the loader are one step: `step` is called behind the last of
-            them, and behind the last one of the loader
-        group : of torch.distributed, whose ranks share each step; None: this trainer is alone. One
-            whose batches are fewer does not wait at the end of its loop, and the others go on alone
+            or a list of these for several forwards. It is called in the loader's thread
+        name : name of the session, by which it resumes after `load`, and by which its ranks find
+            each other
+        lookahead : number of steps that are announced ahead
+        accumulate : number of batches per step. `step` is called after the last of these batches,
+            and after the last batch of the loader
+        group : group of torch.distributed, whose ranks share each step. None: this trainer is
+            alone. A rank with fewer batches does not wait at the end of its loop, and the other
+            ranks continue without it
         session : further arguments of `Store.session`
 
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent, at the beginning or
-            when the loop takes its next batch; within another loop.
+            when the loop takes its next batch; or the call is within another loop.
         The errors of `Store.session` and its `Run`.
         """
         how: dict[str, Any] = {"lookahead": lookahead, "name": name, "ranks": ranks_of(group)}
@@ -225,12 +231,12 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """Return the marker that `state_dict()` has in place of rows: the store's id, and t of each
         table.
 
-        A uint8 tensor, (n,), which is accepted wherever the tensors of a state are.
+        It is a uint8 tensor, (n,), so that it is accepted wherever the tensors of a state are.
         """
         return torch.frombuffer(bytearray(self._marker()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Warn where a state was saved with other rows than the store has, as t says."""
+        """Warn if t shows that a state was saved with other rows than the store has."""
         if not saving.has_rows():
             self._compare(bytes(state.to(torch.uint8).tolist()))
 
@@ -244,23 +250,24 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         group: Any = None,
         **parts: Any,
     ) -> None:
-        """Keep store and parts as `StoreBacked.save` does. Every rank of a group calls it, and rank
-        0 does it; dense parts are the same on all.
+        """Save the store and the parts as `StoreBacked.save` does. Every rank of a group calls it,
+        and rank 0 saves; dense parts are equal on all ranks.
 
         Parameters
         ----------
-        directory, replace, protect : as there
-        group : of torch.distributed; None: the group of the loop, else this trainer is alone
+        directory, replace, protect : as in `StoreBacked.save`
+        group : group of torch.distributed. None: the group of the loop; outside a loop this trainer
+            is alone
         parts : objects with `state_dict()`, by name: dense=..., optimizer=..., scaler=...; and
-            dicts of Python's own values
+            dicts of plain Python values
 
         Raises
         ------
-        InvalidArgumentError : there are gradients that `step` has not sent; a part has no state.
-        The errors of `Store.checkpoint`. The label can be used then.
-        RankFailedError : on the other ranks, where rank 0 has failed.
+        InvalidArgumentError : there are gradients that `step` has not sent; or a part has no state.
+        The errors of `Store.checkpoint`. The label is free afterwards.
+        RankFailedError : raised on the other ranks if rank 0 has failed.
         """
-        self._steps.synchronize()  # of every rank
+        self._steps.synchronize()  # on every rank
         how: dict[str, Any] = {"directory": directory, "replace": replace, "protect": protect}
         save = partial(super().save, label, **how, **parts)
         by_first(self._ranks(group), save)
@@ -276,17 +283,17 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         **parts: Any,
     ) -> int:
         """Go back to a checkpoint of `save` as `StoreBackedModule.load` does, and return the place.
-        Every rank of a group calls it; rank 0 restores the store, the others wait.
+        Every rank of a group calls it; rank 0 restores the store, and the other ranks wait.
 
         Parameters
         ----------
-        group : of torch.distributed; None: this trainer is alone
-        directory, wait_s, force, parts : as there
+        group : group of torch.distributed. None: this trainer is alone
+        directory, wait_s, force, parts : as in `StoreBackedModule.load`
 
         Raises
         ------
-        Its errors.
-        RankFailedError : on the other ranks, where rank 0 has failed.
+        The errors of `StoreBackedModule.load`.
+        RankFailedError : raised on the other ranks if rank 0 has failed.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
         self._rolled_back(label, directory, parts, partial(by_first, ranks_of(group), restore))

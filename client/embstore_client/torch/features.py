@@ -1,18 +1,19 @@
-"""Ids in the shapes of Torch, taken apart into keys and bags.
+"""Ids in the shapes of Torch, split into keys and bags.
 
     (bags, length)          bags of one length                       bags, and ids
     (n,) and offsets        bag b is ids[offsets[b]:offsets[b + 1]]  bags
-    any shape               a row for each                           ids
+    any shape               a row for each id                        ids
     (bags, any length)      Torch's nested tensors, layout=jagged    both
     keys(), values() and    features one after the other in one      both
     offsets() or lengths()  tensor: TorchRec's KeyedJaggedTensor
 
-Ids are tensors of keys. Those of a table that hashes them may be of other kinds, as lists of text,
-and become such tensors first (`keys_for`); of a GPU, their host waits for them.
+Ids are tensors of keys. A table that hashes its ids also takes other kinds, such as lists of text,
+which are converted to tensors of keys first (`keys_for`). If such ids are on a GPU, the host waits
+for them.
 
-The results for tensors of the host are copies: a trainer may use its tensors again before `step`.
-Ids on a GPU stay there until it is known where they are needed; whether some are padding is asked
-once, for all features (`given_of`, `given_one`).
+The results for tensors in host memory are copies: a trainer may use its tensors again before
+`step`. Ids on a GPU stay there until a forward knows on which device they are needed. Whether any
+id is padding is asked once, for all features (`given_of`, `given_one`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,28 +35,28 @@ _ID_DTYPES = (torch.int32, torch.int64)
 
 
 class FeatureIds(NamedTuple):
-    """The ids of one feature in one forward, and the tensors that stay where they were."""
+    """The ids of one feature in one forward; tensors stay on their devices."""
 
     of: Occurrences
-    """Without the weights. Keys on a GPU are a tensor there, the caller's."""
+    """The ids without weights. Keys on a GPU are a tensor there, which belongs to the caller."""
     weights: Any
     """(n,) tensor of the ids' weights, or None."""
     device: Any
     """The device of the activations."""
     place: Place
-    """The place of the rows of announced ids."""
+    """Where the rows of announced ids are."""
     padding_idx: int | None
     nested: Any = None
-    """(bags + 1,) tensor, the offsets of a nested tensor of ids that are not pooled; or None."""
+    """(bags + 1,) tensor, the offsets of a nested tensor of ids that are not pooled, or None."""
 
     @property
     def table(self) -> str:
-        """Its name."""
+        """The table's name."""
         return self.of.table
 
     @property
     def keys(self) -> Any:
-        """(n,), one after the other."""
+        """The keys of all ids, (n,), in order."""
         return self.of.keys
 
 
@@ -68,13 +69,13 @@ def bags_of(
     has_last: bool = False,
     what: str,
 ) -> FeatureIds:
-    """Return the bags of a feature of a `Bag`, with padding; errors name it by `what`.
+    """Return the bags of a feature of a `Bag`, with padding; errors name the feature by `what`.
 
     Parameters
     ----------
     ids : (bags, length), or (n,) with offsets
-    offsets : (bags,), where each begins; with `has_last` one more, which is n
-    weights : as many as ids
+    offsets : (bags,), where each bag begins; with `has_last` one more entry, which is n
+    weights : a weight for each id
 
     Raises
     ------
@@ -109,7 +110,7 @@ def bags_of(
 
 
 def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> FeatureIds:
-    """Return bags without weights: a sum of one id is its row."""
+    """Return bags without weights. A bag of one id needs no pooling: its sum is the row."""
     plain = _ids(table, ids)
     if offsets is None and ids.dim() == 2 and ids.shape[1] == 1:
         return plain._replace(of=plain.of._replace(shape=(len(ids),)))
@@ -144,13 +145,13 @@ def _flat(nested: Any, what: str) -> tuple[Any, Any]:
             f"{what}: expected a nested tensor of two dimensions and layout=torch.jagged, found "
             f"{nested.dim()} and {nested.layout}"
         )
-    packed = nested.contiguous()  # one that was narrowed has values of no bag
+    packed = nested.contiguous()  # a narrowed nested tensor also has values that are in no bag
     return packed.values(), packed.offsets()
 
 
 def keys_for(table: Ids, ids: Any) -> Any:
-    """Return ids as a tensor of keys: hashed, where their table says so, and uint64 of sparse keys
-    as int64; others as they are."""
+    """Return ids as a tensor of keys: hashed if their table hashes ids; uint64 ids of sparse keys
+    as int64; other ids as they are."""
     if table.hashes:
         return once(_hashed, table, ids)
     is_unsigned = getattr(ids, "dtype", None) == torch.uint64 and not ids.is_nested
@@ -180,7 +181,8 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Featu
 
     Raises
     ------
-    InvalidArgumentError : it is neither; a feature is missing, or has another shape or dtype.
+    InvalidArgumentError : `features` is neither of these; or a feature is missing, or has another
+        shape or dtype.
     """
     found = features if isinstance(features, Mapping) else dict(_of_jagged(features))
     given = {}
@@ -202,7 +204,8 @@ def _without_padding(given: Mapping[str, FeatureIds]) -> dict[str, FeatureIds]:
 
 
 def _look_for_padding(every: Sequence[FeatureIds]) -> None:
-    """Note which of these ids are padding: for those on a GPU by one question, if none is."""
+    """Note which of these ids are padding. If no id on a GPU is padding, this asks each GPU
+    once."""
     on_gpus: dict[Any, list[tuple[FeatureIds, Any]]] = {}
     for own in every:
         are_ids = is_id(own.keys, own.padding_idx)
@@ -220,7 +223,7 @@ def _look_for_padding(every: Sequence[FeatureIds]) -> None:
 
 
 def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
-    """Return the keys (n,) that are marked: as `keys` are, and the marks on the host."""
+    """Return the keys (n,) that are marked, where `keys` are, with the marks on the host."""
     return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 
@@ -232,10 +235,10 @@ def _unpadded(own: FeatureIds) -> FeatureIds:
     of = own.of._replace(keys=keys, offsets=offsets_without(own.of.offsets, are_ids))
     weights = own.weights
     if weights is not None:
-        # Of ids on a GPU anew, where the forward is: the loader's thread may use another stream.
+        # Marks of ids on a GPU are computed again here: the loader's thread may use another stream.
         marks = is_id(own.keys, own.padding_idx)
         marks = marks if isinstance(marks, torch.Tensor) else torch.from_numpy(marks)
-        index = torch.nonzero_static(marks, size=len(keys))[:, 0]  # which waits for nothing
+        index = torch.nonzero_static(marks, size=len(keys))[:, 0]  # without a wait of the host
         weights = weights.index_select(0, index.to(weights.device))
     return own._replace(of=of, weights=weights)
 
@@ -245,7 +248,7 @@ def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
 
     Raises
     ------
-    InvalidArgumentError : it is no KeyedJaggedTensor.
+    InvalidArgumentError : `jagged` is no KeyedJaggedTensor.
     """
     if not all(callable(getattr(jagged, part, None)) for part in ("keys", "values")):
         raise InvalidArgumentError(
@@ -259,13 +262,13 @@ def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
 
 
 def _arguments(ids: Any, *rest: Any) -> tuple[Any, ...]:
-    """Return ids, offsets and weights of a feature; of ids alone that are (n,), bags of one."""
+    """Return ids, offsets and weights of a feature. Ids (n,) without offsets are bags of one id."""
     is_one_each = not rest and isinstance(ids, torch.Tensor) and ids.dim() == 1
     return (ids[:, None],) if is_one_each else (ids, *rest)
 
 
 def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
-    """Return which ids each feature has, and where its bags begin among them, on the host."""
+    """Return which ids each feature has, and where its bags begin among these ids, on the host."""
     strides = None
     if callable(getattr(jagged, "stride_per_key", None)):
         strides = tuple(jagged.stride_per_key())
@@ -277,9 +280,9 @@ def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
 def _parted(
     given: Any, are_offsets: bool, features: int, strides: tuple[int, ...] | None
 ) -> list[tuple[slice, Any]]:
-    """Return the same from the offsets, or the lengths, of all bags.
+    """Return the result of `_parts` from the offsets, or the lengths, of all bags.
 
-    strides : how many bags each feature has; None: all have as many
+    strides : the number of bags of each feature. None: all features have equally many
     """
     bounds = _array(given)
     if not are_offsets:
@@ -313,5 +316,5 @@ def _integers(values: Any, what: str) -> Any:
 
 
 def _array(values: Any) -> NDArray[np.int64]:
-    """Return a copy as (n,) int64 on the host."""
+    """Return a copy in host memory, (n,) int64."""
     return np.array(values.detach().cpu().numpy(), np.int64).reshape(-1)

@@ -31,9 +31,9 @@ class LookedUp(NamedTuple):
     found: Mapping[str, Found]
     """The rows, by table."""
     places: Mapping[str, Place]
-    """The places of the ids among them, by feature."""
+    """Where the rows of the ids are among `found`, by feature."""
     is_there: bool
-    """They are on the GPU where the ids are, and gradients may stay there."""
+    """Whether the rows are on the ids' GPU; gradients may then stay there."""
 
 
 def look_up(
@@ -44,7 +44,7 @@ def look_up(
     *,
     admit: bool,
 ) -> LookedUp:
-    """Return the rows of a forward, from the step at hand; None: from the store."""
+    """Return the rows of a forward, from the current step, or from the store if `step` is None."""
     device = device_of(store, given)
     if device is None or (step is not None and not step.reaches_device):
         keys: Any = keys_on_host(given)
@@ -66,7 +66,7 @@ def look_up(
 
 
 def _prepared(given: Mapping[str, FeatureIds]) -> dict[str, Place]:
-    """Return the places of announced ids; perhaps without the weights that they have now."""
+    """Return the places of announced ids, with offsets also for ids that got weights since."""
     return {
         feature: own.place
         if own.of.offsets is None or own.place.offsets is not None
@@ -80,7 +80,7 @@ def _places(
     found: Mapping[str, Found],
     keys: Mapping[str, Any],
 ) -> dict[str, Place]:
-    """Return the places of ids among the rows of `keys`, the forward's by table."""
+    """Return where each id's row is among the rows of `keys`, the forward's keys by table."""
     result = {}
     for feature, own, at in places(given):
         of, inverse = own.of, found[own.of.table].inverse
@@ -100,12 +100,12 @@ def activations_of(
     gradients: KeptGradients | None,
     dtype: Any,
 ) -> dict[str, Any]:
-    """Return the activations of every lookup by its name, in their order.
+    """Return the activations of every lookup by its name, in the order of the lookups.
 
     Parameters
     ----------
-    gradients : takes the gradients of backward passes; None: nothing requires one
-    dtype : of activations; None: as they are
+    gradients : keeps the gradients of backward passes. None: no output requires a gradient
+    dtype : dtype of activations. None: they are not converted
     """
     forward = 0 if gradients is None else gradients.next_forward()
     rows_of = {name: _tensor(of_table.rows) for name, of_table in looked_up.found.items()}
@@ -121,7 +121,7 @@ def activations_of(
 
 
 def _as_sum(own: FeatureIds, place: Place) -> FeatureIds:
-    """Return ids with weights on their device, and a weighted mean as a weighted sum."""
+    """Return ids with weights on the ids' device, and a weighted mean as a weighted sum."""
     if own.weights is None:
         return own
     weights = own.weights.to(own.device)
@@ -149,7 +149,7 @@ def _keep(
     *,
     is_there: bool,
 ) -> Callable[[Any], None] | None:
-    """Return a function that takes the gradient of a feature's output."""
+    """Return a function that keeps the gradient of a feature's output."""
     if gradients is None or not torch.is_grad_enabled() or own.of.table in gradients.frozen:
         return None
     weights = None if own.weights is None else own.weights.detach()

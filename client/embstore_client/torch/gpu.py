@@ -1,14 +1,14 @@
 """A GPU that Torch and a store share: ids, rows and gradients stay in its memory.
 
-The store is in this process, or a server's of this host that shares its GPU's memory.
+The store is in this process, or in a server on this host that shares its GPU's memory.
 
-Torch makes the tensors that the store fills with rows, and the tensors of gradients, which it sums;
-the store gets their addresses, and Torch's stream. So events order the work of both on the GPU, in
-both directions, and the host waits for neither. Torch's own `__cuda_array_interface__` names no
-stream: a call that fills such a tensor would have to wait.
+Torch allocates the tensors that the store fills with rows. It also sums gradients into tensors. The
+store gets the addresses of these tensors, and Torch's stream. So events order the work of Torch and
+of the store on the GPU, in both directions, and the host waits for neither. Torch's own
+`__cuda_array_interface__` names no stream, so a call that fills such a tensor would have to wait.
 
-A tensor that is made in one stream and used in another has to be reported to Torch's allocator,
-which reuses memory in the order of the first one: `here` does so.
+Torch's allocator reuses a tensor's memory in the order of the stream that made it. A use in another
+stream must therefore be reported to the allocator: `here` does so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,17 @@ from embstore_client.frameworks.occurrences import HasKeys, by_table
 from embstore_client.frameworks.rows import Positions
 
 _LEGACY_STREAM = 1
-"""The default stream, in `__cuda_array_interface__`; Torch has 0 for it."""
+"""The default stream in `__cuda_array_interface__`; Torch calls it 0."""
 _REACHED: WeakKeyDictionary[Store, dict[str, bool]] = WeakKeyDictionary()
-"""For each store, whether its rows are on a GPU: `Sessions.reaches`, which asks the store."""
+"""For each store, whether its rows are on a GPU: caches `Sessions.reaches`, which asks the
+store."""
 
 
 class Shown:
-    """A tensor of a GPU as a store takes it, to read it or to fill it."""
+    """A tensor of a GPU in the form that a store takes, to read it or to fill it."""
 
     def __init__(self, tensor: Any) -> None:
-        """Show a C-contiguous tensor that the current stream uses."""
+        """Wrap a C-contiguous tensor that the current stream uses."""
         self._tensor = tensor
         self._stream = _stream(tensor.device)
         stream = self._stream.cuda_stream or _LEGACY_STREAM
@@ -44,7 +45,7 @@ class Shown:
         self.__cuda_array_interface__ = {**own, "version": 3, "stream": stream}
 
     def cpu(self) -> NDArray[Any]:
-        """Return a copy on the host."""
+        """Return a copy in host memory."""
         copy: NDArray[Any] = self.here().cpu().numpy()
         return copy
 
@@ -58,17 +59,17 @@ class Shown:
 
 
 class Sent:
-    """Integers of the host, copied to a GPU by the current stream, which the host does not wait
-    for."""
+    """Integers of the host, copied to a GPU by the current stream; the host does not wait for the
+    copy."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]], device: Any) -> None:
-        """Copy arrays (n,) as int64, by one copy."""
+        """Copy arrays (n,) as int64, by one transfer."""
         self._whole = _copied(arrays, device)
         self._parts = self._whole.split(list(map(len, arrays)))
         self._event = _stream(device).record_event()
 
     def here(self) -> Any:
-        """Return them as a tuple of tensors, for use in the current stream."""
+        """Return the arrays as a tuple of tensors, for use in the current stream."""
         stream = _stream(self._whole.device)
         stream.wait_event(self._event)
         self._whole.record_stream(stream)
@@ -76,31 +77,32 @@ class Sent:
 
 
 def there(array: NDArray[Any], device: Any) -> Any:
-    """Return an array of the host as a tensor of a GPU, or of the host, once it is there: for any
-    stream."""
+    """Return a host array as a tensor on a device. The host waits for the copy, so any stream can
+    use it."""
     return torch.from_numpy(array).to(device)
 
 
 class DeviceOccurrences(NamedTuple):
-    """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, whose
-    gradient is a tensor of a GPU, and so is its factor."""
+    """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, but with
+    gradients and weights in tensors of a GPU."""
 
     table: str
     keys: Any
-    """(n,): `Positions` in a step, else a tensor."""
+    """(n,): `Positions` within a step, else a tensor of keys."""
     ids: int
-    """n."""
+    """n, the number of ids."""
     offsets: Any
     """(bags + 1,) int64 tensor; None: a row for each id."""
     mode: str
     weights: Any
-    """(n,) float32 tensor, used by no other code; or None."""
+    """(n,) float32 tensor that no other code uses, or None."""
     inverse: Any
-    """(n,) int64 tensor, `Positions` there; None of a tensor of keys."""
+    """(n,) int64 tensor, the values of `Positions` on the GPU. None if keys are a tensor."""
 
     @classmethod
     def of(cls, own: Any, place: Any, weights: Any) -> Self:
-        """Return the occurrences of a feature, by its `Given`, and its `Place` among the rows."""
+        """Return the occurrences of a feature from its `FeatureIds`, and its `Place` among the
+        rows."""
         if weights is not None:
             weights = weights.to(torch.float32, copy=True)
         of = own.of
@@ -110,21 +112,21 @@ class DeviceOccurrences(NamedTuple):
 
     def by_key(self, gradients: Any) -> Any:
         """Return the gradient of each id, (n, dim), from gradients of bags or ids (contract.md,
-        rule 8). Bags are not sent as such: the store would need their offsets on the host.
+        rule 8). Bags are not sent whole, because the store would need their offsets on the host.
         """
         if self.offsets is None:
             return gradients
         counts = self.offsets.diff()
         if self.mode == "mean":
             gradients = gradients / counts[:, None]
-        # The size is given, as the host would wait for it otherwise.
+        # With the size given, the host does not wait for it.
         rows = gradients.repeat_interleave(counts, dim=0, output_size=self.ids)
         return rows if self.weights is None else self.weights[:, None] * rows
 
 
 def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
-    """Return the GPU that the ids of all features are on, if the store has its rows there, and this
-    process reaches them; None: they go through the host."""
+    """Return the GPU that holds the ids of all features, if the store has its rows there and this
+    process can reach them. None: ids and rows are copied through the host."""
     devices = {own.device for given in forwards for own in given.values()}
     if len(devices) != 1:
         return None
@@ -138,7 +140,7 @@ def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
 
 
 def rows_on(device: Any) -> MakeRows:
-    """Return a function that makes tensors of a GPU that are to be filled with rows."""
+    """Return a function that allocates tensors of a GPU, to be filled with rows."""
 
     def make(_: Sequence[str], shapes: Sequence[tuple[int, int]]) -> list[Shown]:
         return [Shown(torch.empty(shape, dtype=torch.float32, device=device)) for shape in shapes]
@@ -147,7 +149,7 @@ def rows_on(device: Any) -> MakeRows:
 
 
 def keys_on_gpu(given: Mapping[str, HasKeys]) -> dict[str, Any]:
-    """Return copies of the keys of all lookups, which are on one GPU, by table: int64 tensors."""
+    """Return copies of the keys of all lookups, all on one GPU, by table, as int64 tensors."""
     return {
         table: torch.cat([own.keys for own in of_table]).to(torch.int64)
         for table, of_table in by_table(given).items()
@@ -155,8 +157,8 @@ def keys_on_gpu(given: Mapping[str, HasKeys]) -> dict[str, Any]:
 
 
 def keys_on_host(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all lookups of some forwards by table, as `keys_by_table` does, by one
-    copy from each GPU on which some are."""
+    """Return the keys of all lookups of some forwards by table, as `keys_by_table` does. Keys on a
+    GPU are copied to the host by one transfer per GPU."""
     parts = {t: [own.keys for own in of_table] for t, of_table in by_table(*forwards).items()}
     by_device: dict[Any, list[Any]] = {}
     for of_table in parts.values():
@@ -175,8 +177,8 @@ def keys_on_host(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Return ids, or gradients, of several features one behind the other: if some are on a GPU, all
-    of them there, as a store takes them; else as arrays of the host."""
+    """Return ids, or gradients, of several features concatenated. If some are on a GPU, all of them
+    are moved there, in the form that a store takes; else the result is an array in host memory."""
     if isinstance(parts[0], Positions):
         return Positions(concatenated([part.places for part in parts]))
     devices = [part.device for part in parts if isinstance(part, torch.Tensor)]
@@ -188,12 +190,12 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def squares_on_device(parts: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the sum of the squares of a table's gradients, each key's a sum over its occurrences:
-    a float64 tensor () of the GPU where they are. None: some are elsewhere.
+    """Return the sum of the squares of a table's gradients, each key's gradient summed over its
+    occurrences: a float64 tensor () on their GPU. None: some gradients are not on the GPU.
 
     Parameters
     ----------
-    parts : ids of features, and gradients of outputs
+    parts : ids of features, and gradients of their outputs
     """
     ids = [of for of, _ in parts]
     if not all(isinstance(of, DeviceOccurrences) for of in ids):
@@ -216,8 +218,8 @@ def _stream(device: Any) -> Any:
 
 
 def _copied(arrays: Sequence[NDArray[Any]], device: Any) -> Any:
-    """Return arrays one behind the other as an int64 tensor of a GPU, which the current stream is
-    still to write, from pinned memory: from other memory the host would wait."""
+    """Return concatenated arrays as an int64 tensor of a GPU, which the current stream will write.
+    The source is pinned memory: from other memory, the host would wait for the copy."""
     with torch.cuda.device(device):
         pinned = torch.empty(sum(map(len, arrays)), dtype=torch.int64, pin_memory=True)
         np.concatenate(arrays, out=pinned.numpy(), casting="same_kind")

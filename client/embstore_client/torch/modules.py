@@ -3,7 +3,7 @@
 EmbeddingBag             one table, bags        arguments of torch.nn.EmbeddingBag
 Embedding                one table, ids         arguments of torch.nn.Embedding
 EmbeddingBagCollection   tables, bags and ids   a mapping of features, or a KeyedJaggedTensor
-EmbeddingCollection      tables, ids            likewise
+EmbeddingCollection      tables, ids            the same
 """
 
 from typing import Any, Self
@@ -26,10 +26,10 @@ from embstore_client.torch.pretrained import module_of
 
 
 class OneTable(StoreModule):
-    """A module of one table, which is called as the modules of `torch.nn` are."""
+    """A module of one table, which is called like the modules of `torch.nn`."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error that says where rows are, for code that looks for Torch's attributes."""
+        """Raise an error that names the place of the rows, for code that reads Torch's `weight`."""
         if name == "weight":
             (table,) = self.tables
             raise AttributeError(
@@ -52,20 +52,23 @@ class OneTable(StoreModule):
     ) -> Self:
         """Return a module whose table begins with these rows, as the modules of `torch.nn` do.
 
-        A table that was never trained gets them, where its rows are others. One that was keeps its
-        rows, and a warning says so: a trainer that is started again goes on.
+        A table that was never trained gets these rows, where its rows differ. A trained table keeps
+        its rows, with a warning, so a trainer that is started again continues from its trained
+        rows.
 
         Parameters
         ----------
-        weights : (rows, dim) tensor of any float dtype; rows are float32
-        freeze : do not train it, until `requires_grad_()`
-        optimizer : None: `Sgd(0.01)`, with `freeze` only
-        module : other arguments of the class; `rows`, where there are more than of the weights, or
-            None for sparse keys: row i of the weights belongs to id i; `Table.assign` sets others
+        weights : (rows, dim) tensor of any float dtype; the table's rows are float32
+        freeze : do not train the table until `requires_grad_()` is called
+        optimizer : None: `Sgd(0.01)`, allowed only with `freeze`
+        module : other arguments of the class. Give `rows` if the table has more rows than the
+            weights, or None for sparse keys. Row i of the weights belongs to id i; `Table.assign`
+            sets other rows
 
         Raises
         ------
-        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
+        InvalidArgumentError : weights have another shape; or there is no optimizer, and `freeze` is
+            False.
         The errors of the class.
         """
         module["trainable"] = not freeze
@@ -74,7 +77,7 @@ class OneTable(StoreModule):
 
 
 class EmbeddingBag(OneTable):
-    """Bags of one table of a store, in the arguments of `torch.nn.EmbeddingBag`."""
+    """Bags of one table of a store, with the arguments of `torch.nn.EmbeddingBag`."""
 
     _kinds = (Bag,)
 
@@ -95,16 +98,16 @@ class EmbeddingBag(OneTable):
         ids: IdKind = "keys",
         dtype: Any = None,
     ) -> None:
-        """Make the table, unless it is there.
+        """Create the table if it does not exist.
 
         Parameters
         ----------
         mode : "mean", or "sum"
-        rows : ids are below; None: any int64 is one, and the table's keys are sparse
+        rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, trainable, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         include_last_offset : offsets have one more element, the number of ids
-        dtype : of activations; None: float32, or the dtype of per-sample weights
+        dtype : dtype of activations. None: float32, or the dtype of per-sample weights
         """
         table = Bag(
             name,
@@ -129,10 +132,10 @@ class EmbeddingBag(OneTable):
         Parameters
         ----------
         input : (bags, length) int32 or int64 ids, also nested (layout=torch.jagged); or (n,), with
-            offsets. With ids="hash" ids of any kind, as lists of text
+            offsets. With ids="hash" ids of any kind, such as lists of text
         offsets : (bags,), where each bag begins
-        per_sample_weights : float32 or float64, as many as ids; they may require a gradient. A mean
-            is then the weighted sum divided by the sum of the bag's weights
+        per_sample_weights : a float32 or float64 weight for each id; it may require a gradient. A
+            mean is then the weighted sum divided by the sum of the bag's weights
         """
         (output,) = self._activations(input, offsets, per_sample_weights).values()
         return output
@@ -147,7 +150,7 @@ class EmbeddingBag(OneTable):
 
 
 class Embedding(OneTable):
-    """Rows of one table of a store, in the arguments of `torch.nn.Embedding`."""
+    """Rows of one table of a store, with the arguments of `torch.nn.Embedding`."""
 
     _kinds = (Ids,)
 
@@ -166,14 +169,14 @@ class Embedding(OneTable):
         ids: IdKind = "keys",
         dtype: Any = None,
     ) -> None:
-        """Make the table, unless it is there.
+        """Create the table if it does not exist.
 
         Parameters
         ----------
-        rows : ids are below; None: any int64 is one, and the table's keys are sparse
+        rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, trainable, ids : as in `Ids`
-        padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
-        dtype : of activations; None: float32
+        padding_idx : an id whose output is zeros, and whose row is not trained, as for -1
+        dtype : dtype of activations. None: float32
         """
         table = Ids(
             name,
@@ -191,8 +194,8 @@ class Embedding(OneTable):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
-        """Return a row for each id, (*, dim), of int32 or int64 ids of any shape, also nested
-        (layout=torch.jagged); with ids="hash" of any kind, as lists of text."""
+        """Return a row for each id, (*, dim). Ids are int32 or int64 of any shape, also nested
+        (layout=torch.jagged); with ids="hash" they are of any kind, such as lists of text."""
         (output,) = self._activations(input).values()
         return output
 
@@ -203,20 +206,21 @@ class Embedding(OneTable):
 
 
 class Collection(StoreModule):
-    """Several tables, by feature; one call to the store for each forward and step."""
+    """Several tables, by feature; each forward and each step is one call to the store."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
         """Return the activations of each feature, in the tables' order: for a `Bag` its pooled
-        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. Activations
-        of a feature that is in several tables are called `feature@table`.
+        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
+        activations of a feature that is in several tables are named `feature@table`.
 
         Parameters
         ----------
-        features : a mapping with the ids of each feature. For a `Bag`: (bags, length); (bags,), one
-            id a bag; or a tuple of the arguments of `EmbeddingBag.forward`. For `Ids`: any shape.
-            Or a KeyedJaggedTensor: an object with `keys()`, `values()` and `offsets()` or
-            `lengths()`; for `Ids` the ids of a feature are (n,). Other features may be in it too.
+        features : a mapping with the ids of each feature, or a KeyedJaggedTensor. For a `Bag`, ids
+            are (bags, length); (bags,), one id per bag; or a tuple of the arguments of
+            `EmbeddingBag.forward`. For `Ids`, ids have any shape. A KeyedJaggedTensor is an object
+            with `keys()`, `values()` and `offsets()` or `lengths()`; for `Ids` its ids of a feature
+            are (n,). Other features are ignored.
         """
         return self._activations(features)
 

@@ -1,14 +1,14 @@
 """The tables of a module as an optimizer of Torch, for schedulers of learning rates.
 
-Schedulers of Torch want a `torch.optim.Optimizer`, and set the rates of its groups. So there is one
-whose groups are tables, and whose step is the module's, at their rates. It has an empty parameter
-in each group, because Torch refuses groups without any.
+Schedulers of Torch require a `torch.optim.Optimizer`, and set the rates of its groups. In the
+optimizer of this module the groups are tables, and a step is the module's step at the groups'
+rates. Each group has an empty parameter, because Torch refuses groups without parameters.
 
 **A GradScaler** looks at the gradients of an optimizer's parameters, multiplies them by the
-reciprocal of its scale, and steps where all are finite. The first parameter has a gradient that
-represents the gradients of all rows: 1, or infinity where their norm is not finite. The scaler
-multiplies the 1 by a factor, by which the rows' gradients are multiplied when they are sent. Where
-it does not step, a step of `ahead` is skipped.
+reciprocal of its scale, and steps if all are finite. The first parameter has a gradient that
+represents the gradients of all rows: 1, or infinity if their norm is not finite. The scaler
+multiplies that 1 by a factor, and the rows' gradients are multiplied by this factor when they are
+sent. If the scaler does not step, the current step of `ahead` is skipped.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from embstore_client.torch.scaling import scale_is_no_power
 
 
 class _Sign(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
-    """A parameter whose gradient says whether the gradients of rows are finite."""
+    """A parameter whose gradient shows whether the gradients of rows are finite."""
 
     said: Any = None
-    """The gradient, once it has been read; until the step, or `zero_grad`."""
+    """The gradient, from the first read until the step or `zero_grad`; else None."""
     norm: Callable[[], float] | None = None
-    """The norm of the gradients of rows; None: for a copy, which has none."""
+    """Returns the norm of the gradients of rows. None: this is a copy, without rows."""
 
     @property
     def grad(self) -> Any:
@@ -44,17 +44,19 @@ class _Sign(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
 
 
 class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
-    """Has a module step at the learning rates of its groups, one for each table.
+    """Steps a module with the learning rates of the groups, one group for each table.
 
-    param_groups : by table, {"name": of the table, "lr": its rate}; set by schedulers, or by you
+    param_groups : one for each table, {"name": table, "lr": rate}; set by schedulers, or by the
+        user
     """
 
     def __init__(self, module: StoreModule) -> None:
-        """Begin with the rates that the tables have now, which stay theirs.
+        """Begin with the tables' present learning rates; the rates stored with the tables do not
+        change.
 
         Raises
         ------
-        InvalidArgumentError : it is no module of a store.
+        InvalidArgumentError : `module` is no module of a store.
         """
         if not isinstance(module, StoreModule):
             raise InvalidArgumentError(
@@ -78,8 +80,8 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
 
         Parameters
         ----------
-        closure : computes the loss and its gradients first; the loss is returned then, as by the
-            optimizers of Torch
+        closure : called first, to compute the loss and its gradients; the loss is then returned, as
+            by the optimizers of Torch
         options : the options of the module's `step`, except the learning rate
 
         Raises
@@ -99,23 +101,24 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         return done if closure is None else loss
 
     def _unscaled(self) -> float:
-        """Return the factor by which a scaler has multiplied gradients, if one has looked at
-        them."""
+        """Return the factor by which a scaler has multiplied gradients, or 1 if no scaler has
+        looked at them."""
         said = self._sign.said
         found = 1.0 if said is None else float(said)
         if isfinite(found) and frexp(found)[0] != 0.5:
             raise scale_is_no_power(1 / found)
-        return found if isfinite(found) else 1.0  # that they are not finite, the step says
+        return found if isfinite(found) else 1.0  # the step reports infinite gradients
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that backward passes have left, as the module's does."""
+        """Discard the gradients that backward passes have left, as the module's `zero_grad`
+        does."""
         self._sign.grad = None
         self._module.zero_grad()
 
 
 def _norm_of(module: StoreModule) -> float:
-    """Return the norm of the gradients of rows, which a scaler does not let be sent where it is not
-    finite."""
+    """Return the norm of the gradients of rows. If it is not finite, a scaler does not step, so
+    these gradients are marked as not to be sent."""
     norm = module.grad_norm()
     if not isfinite(norm):
         module._steps.give_up()

@@ -1,14 +1,14 @@
-"""Rows to activations, as nodes of autograd whose gradients are kept instead of passed on.
+"""From rows to activations, as autograd nodes whose gradients are kept instead of passed on.
 
-Autograd goes back to a **root**: a leaf as large as an activation, without memory, whose gradient
-Torch accumulates as it does a parameter's, and `keep` takes. So Torch knows whether the gradient
-has other users, and copies it only then (`_own` looks for views of it, which Torch does not for its
-parameters). The kept gradients are of bags, (bags, dim), however many ids they have. A node that is
-computed again (torch.utils.checkpoint) is asked back once, in whichever of its copies Torch goes
-through. `keep` None: nothing is kept (evaluation).
+Autograd goes back to a **root**: a leaf as large as an activation, without memory. Torch
+accumulates its gradient as it does for a parameter, and `keep` takes it. So Torch knows whether the
+gradient has other users, and copies it only then. (`_own` also looks for views of it, which Torch
+does not do for its parameters.) The kept gradients are of bags, (bags, dim), however many ids the
+bags have. If a node is computed again (torch.utils.checkpoint), only one of its copies is part of
+the backward pass, so the gradient is kept once. With `keep` None no gradient is kept (evaluation).
 
-Weights are float32 or float64, and the bags' sums of the same dtype, so that their gradient can be
-checked numerically. It needs the rows, which are saved for it alone.
+Weights are float32 or float64, and the bags' sums have the same dtype, so that the weights'
+gradient can be checked numerically. That gradient needs the rows, which are saved for it alone.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ from torch.autograd.function import (  # type: ignore[import-not-found, unused-i
 )
 
 Keep = Callable[[Any], None] | None
-"""Takes the gradient of an output, which has no other user."""
+"""Takes the gradient of an output, which no other code uses."""
 
 
 _OWN_USERS = 2
-"""The users of a storage that one tensor alone has: the tensor, and the object that is asked."""
+"""Use count of a storage that only one tensor has: the tensor, and the object that is asked."""
 
 
 class Places(NamedTuple):
     """The positions of a feature's ids among the rows of a forward. All on one device."""
 
     inverse: Any
-    """(n,) int64 tensor, the row of each id; None: each has the next one."""
+    """(n,) int64 tensor, the row of each id. None: rows are in the order of the ids."""
     offsets: Any = None
-    """(bags + 1,) int64 tensor; None: not pooled."""
+    """(bags + 1,) int64 tensor. None: rows are not pooled."""
     mode: str = "none"
 
 
@@ -42,8 +42,8 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
 
     Parameters
     ----------
-    rows : (u, dim) float32 tensor, without other users
-    weights : (n,) tensor, or None; with mode "sum" only, which `shares` makes of a mean
+    rows : (u, dim) float32 tensor that no other code uses
+    weights : (n,) tensor, or None; only with mode "sum", to which `shares` reduces a mean
     """
     if weights is not None:
         shape = len(places.offsets) - 1, rows.shape[1]
@@ -54,8 +54,8 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
 
 
 def shares(weights: Any, offsets: Any) -> Any:
-    """Return weights (n,) divided by the sum of their bag's weights, or by 1 where that is 0. Their
-    sum of rows is the weighted mean, and autograd passes through both."""
+    """Return weights (n,) divided by the sum of their bag's weights, or by 1 if the sum is 0. Rows
+    summed with these weights are the weighted mean, and autograd passes through both."""
     totals = torch.segment_reduce(weights, "sum", offsets=offsets, unsafe=True, initial=0)
     totals = torch.where(totals == 0, 1, totals)
     return weights / totals.repeat_interleave(offsets.diff(), output_size=len(weights))
@@ -77,7 +77,7 @@ def _root(shape: tuple[int, ...], like: Any, keep: Keep) -> Any:
 def _own(gradient: Any) -> Any:
     """Return a gradient in memory that no other tensor has.
 
-    Torch has no public way to ask how many users a storage has; its CUDA graphs ask this one.
+    Torch has no public function for the number of users of a storage; its CUDA graphs use this one.
     """
     users = getattr(torch._C, "_storage_Use_Count", None)
     is_own = users is not None and users(gradient.untyped_storage()._cdata) == _OWN_USERS
@@ -92,7 +92,7 @@ def _pooled(rows: Any, places: Places, weights: Any = None) -> Any:
     inverse = places.inverse
     if inverse is None:
         inverse = torch.arange(len(rows), device=rows.device)
-    if not len(inverse):  # which embedding_bag may refuse
+    if not len(inverse):  # an input that embedding_bag may refuse
         return rows.new_zeros((len(places.offsets) - 1, rows.shape[1]))
     return torch.nn.functional.embedding_bag(
         inverse,
@@ -105,11 +105,11 @@ def _pooled(rows: Any, places: Places, weights: Any = None) -> Any:
 
 
 class _Rooted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Values whose gradient is the root's."""
+    """Values whose gradient is passed to the root."""
 
     @staticmethod
     def forward(ctx: Any, root: Any, values: Any) -> Any:
-        # A tensor of its own in the same memory: a view of an input could not be changed in place.
+        # A new tensor on the same memory: a view of an input could not be changed in place.
         return torch.empty(0, dtype=values.dtype, device=values.device).set_(values)
 
     @staticmethod
@@ -119,7 +119,7 @@ class _Rooted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
 
 class _Weighted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Weighted sums, whose gradient is the root's, and passed on to the weights."""
+    """Weighted sums, whose gradient is passed to the root and to the weights."""
 
     @staticmethod
     def forward(ctx: Any, root: Any, rows: Any, weights: Any, places: Places) -> Any:

@@ -1,4 +1,4 @@
-"""Modules of tables that begin with rows which were trained elsewhere (`frameworks.pretrained`)."""
+"""Modules of tables that begin with rows from elsewhere (`frameworks.pretrained`)."""
 
 from typing import Any
 
@@ -10,22 +10,23 @@ from embstore.handles.store import Store
 from embstore_client.frameworks.pretrained import begin_with
 
 _OF_FROZEN = Sgd(0.01)
-"""The optimizer of a frozen table that is made without one: the one whose rows are smallest."""
+"""The optimizer of a frozen table that is created without one: its rows have no state, so they are
+smallest."""
 
 
 def module_of(
     kind: Any, store: Store, name: str, weights: Any, optimizer: Optimizer | None, **module: Any
 ) -> Any:
-    """Return a module of one table, made by `kind`, that begins with rows.
+    """Return a module of one table, made by `kind`, whose table begins with given rows.
 
     Parameters
     ----------
     weights : (rows, dim) tensor
-    module : arguments of `kind`, `trainable` among them
+    module : arguments of `kind`, including `trainable`
 
     Raises
     ------
-    InvalidArgumentError : weights of another shape; no optimizer, for a table that is trained.
+    InvalidArgumentError : weights have another shape; or a table to be trained has no optimizer.
     """
     if not isinstance(weights, torch.Tensor) or weights.dim() != 2:
         found = tuple(getattr(weights, "shape", ())) or type(weights).__name__

@@ -1,7 +1,8 @@
 """Ranks of a group of torch.distributed, and work of rank 0 for all of them.
 
-A group None is this process alone. Work of one rank for all is done when all have come, and its
-outcome is sent to the others: none goes on before it, or waits for work that has failed.
+A group None means this process alone. Work of rank 0 for all ranks begins when all ranks have
+arrived, and its outcome is sent to the other ranks. So no rank continues before the work is done,
+or waits for work that has failed.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,11 @@ from embstore_client.frameworks.steps import ALONE, Ranks
 
 
 def ranks_of(group: Any) -> Ranks:
-    """Return how many ranks a group has, and which of them this process is.
+    """Return the number of ranks of a group, and the rank of this process.
 
     Raises
     ------
-    InvalidArgumentError : it is not in the group.
+    InvalidArgumentError : this process is not in the group.
     """
     if group is None:
         return ALONE
@@ -36,11 +37,11 @@ def gathered(ranks: Ranks, own: Any) -> list[Any]:
 
 
 def by_first(ranks: Ranks, work: Callable[[], object]) -> None:
-    """Have rank 0 do some work, when all ranks have come here.
+    """Let rank 0 do some work when all ranks have arrived here.
 
     Raises
     ------
-    RankFailedError : on the others, where the work has raised something.
+    RankFailedError : raised on the other ranks if the work has raised an error.
     """
     rank, world_size, group = ranks
     if world_size == 1:

@@ -1,4 +1,4 @@
-"""The dense part of a trainer in a file of Torch, kept with a checkpoint of the store.
+"""The dense part of a trainer in a file of Torch, saved with a checkpoint of the store.
 
 file    {"last_step": place, "states": {name: state_dict(), or a dict}}
 """
@@ -25,11 +25,13 @@ from embstore_client.frameworks.saving import (
 
 _HAS_ROWS = ContextVar("_HAS_ROWS", default=False)
 _warned: set[str] = set()
-"""Tables that `warn_of_rows` has named, once in a process: states are taken often."""
+"""Tables that `warn_of_rows` has named; each is named once per process, as states are taken
+often."""
 
 
 def has_rows() -> bool:
-    """Return whether a state is saved or loaded with a checkpoint, which has the rows."""
+    """Return whether a state is saved or loaded together with a checkpoint, which contains the
+    rows."""
     return _HAS_ROWS.get()
 
 
@@ -43,7 +45,7 @@ def _with_rows() -> Iterator[None]:
 
 
 def warn_of_rows(tables: Iterable[str]) -> None:
-    """Warn that a state_dict() has no rows of these tables."""
+    """Warn that a state_dict() has no rows of these tables, once per table and process."""
     new = sorted({*tables} - _warned)
     if new and not has_rows():
         _warned.update(new)
@@ -55,18 +57,18 @@ def warn_of_rows(tables: Iterable[str]) -> None:
 
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
-    """Return a function that writes the states of parts."""
+    """Return a function that writes the states of the parts."""
     with _with_rows():
         states = {n: _having(part, n, "state_dict")() for n, part in parts.items()}
     return partial(_write, {"last_step": last_step, "states": states})
 
 
 def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write states that can also be read: `_reading` takes nothing that may run code.
+    """Write states, and check that `_reading` accepts them: it refuses objects that may run code.
 
     Raises
     ------
-    InvalidArgumentError : something else is among the states.
+    InvalidArgumentError : the states contain other objects.
     """
     torch.save(content, file)
     file.seek(0)
@@ -79,12 +81,12 @@ def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
 
 
 def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
-    """Return the states that a file has for the parts."""
+    """Return the states in a file for the given parts."""
     content = torch.load(path, weights_only=True)
     states = content["states"]
     check_parts(label, states, parts)
     loads = {n: _having(part, n, "load_state_dict") for n, part in parts.items()}
-    for name, part in parts.items():  # before the store goes back
+    for name, part in parts.items():  # before the store is restored
         if problem := _misfit(part, states[name]):
             raise InvalidArgumentError(
                 f"{label!r}: expected the state of {name} as it was saved, found {problem}; "
@@ -100,7 +102,7 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 
 
 def _misfit(part: Any, state: Any) -> str:
-    """Return why a model or optimizer cannot load a state, as far as names and shapes show; "": it
+    """Return why a model or optimizer cannot load a state, as far as names and shapes show. "": it
     can, or raises an error itself."""
     if type(part) is dict:
         return "" if is_plain(state) else "a dict in place of what has tensors"
@@ -129,7 +131,7 @@ def _misfit(part: Any, state: Any) -> str:
 
 
 def _having(part: Any, name: str, method: str) -> Callable[..., Any]:
-    """Return a method of a part: its own, or its replacement for a dict."""
+    """Return a method of a part; for a dict, the function that replaces this method."""
     if type(part) is dict and is_plain(part):
         return part.copy if method == "state_dict" else partial(filled, part)
     found = getattr(part, method, None)

@@ -1,7 +1,8 @@
-"""The verdict of a GradScaler on a step (`frameworks.scaling`), and its notice of the store's part.
+"""A GradScaler's verdict on a step (`frameworks.scaling`), and how it is notified of the store's
+part.
 
-Torch has no public way to ask for a verdict before `update`; `GradScaler` itself uses
-`_per_optimizer_states`, since it exists.
+Torch has no public function for a verdict before `update`. `GradScaler` itself has used
+`_per_optimizer_states` since it exists.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,17 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.scaling import Verdict
 
 _OWN = "embstore"
-"""A key in place of an optimizer: notices of modules of a store to a scaler, no verdict on the
-dense part."""
+"""A key in place of an optimizer: under it, store modules notify a scaler of an overflow. It is no
+verdict on the dense part."""
 
 
 def verdict_of(scaler: Any) -> Verdict:
-    """Return the verdict of a scaler on the step at hand; None: there is none.
+    """Return the verdict of a scaler on the current step. Without a scaler, the verdict is that all
+    gradients must be finite.
 
     Raises
     ------
-    InvalidArgumentError : it has looked at no optimizer since its last `update`.
+    InvalidArgumentError : the scaler has looked at no optimizer since its last `update`.
     """
     if scaler is None or not scaler.is_enabled():
         return Verdict()
@@ -55,12 +57,12 @@ def scale_of(scaler: Any) -> float:
 
 
 def note_overflow_of_rows(scaler: Any, norms: Sequence[Any]) -> None:
-    """Have a scaler skip the steps of optimizers, and lower its scale, where one of the norms is
-    not finite.
+    """Make a scaler skip the steps of optimizers, and lower its scale, if one of the norms is not
+    finite.
 
     Raises
     ------
-    InvalidArgumentError : it has unscaled no optimizer since its last `update`.
+    InvalidArgumentError : the scaler has unscaled no optimizer since its last `update`.
     """
     if scaler is None or not scaler.is_enabled():
         return
@@ -81,7 +83,7 @@ def note_overflow_of_rows(scaler: Any, norms: Sequence[Any]) -> None:
 
 
 def _note_overflow(scaler: Any) -> None:
-    """Have a scaler lower its scale at its `update`."""
+    """Make a scaler lower its scale at its next `update`."""
     device = scaler._scale.device
     overflow = {device: torch.ones((), device=device)}
     scaler._per_optimizer_states[_OWN]["found_inf_per_device"] = overflow

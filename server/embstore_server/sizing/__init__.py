@@ -1,8 +1,8 @@
 """Hit rates of a cache by its size, from a profile.
 
 prediction        hit rates, working sets, rows that look-ahead fetches
-curves            hit rates of a running store, of its pools at other sizes
-simulate          the policies played on a recorded trace
-simulate_kernels  the loops behind them
-sizes             bytes of rows and slots, and the sizes worth a look
+curves            hit rates of a running store's pools at other sizes
+simulate          the policies, simulated on a recorded trace
+simulate_kernels  the loops of these simulations
+sizes             bytes of rows and slots, and the sizes to predict
 """

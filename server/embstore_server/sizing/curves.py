@@ -2,10 +2,10 @@
 """Hit rates by size of the cache, for each layout of rows of a running store.
 
 A **curve** is the share of the counted accesses that a pool's cache would have hit, at sizes from a
-ten-thousandth of its rows to all of them, and at the size it has now; under each policy, so that
-the present one can be compared with the others. It is a prediction (prediction.py), from recorded
-calls where the store recorded some. A cache of two levels hits in one of both as a cache hits that
-is as large as both together: exactly so with LRU.
+ten-thousandth of its rows to all of them, and at its present size. There is a curve for each
+policy, so that the present policy can be compared with the others. It is a prediction
+(prediction.py), from recorded calls if the store has recorded some. A cache of two levels hits, in
+either level, as often as one cache with the size of both: exactly so with LRU.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from embstore_server.sizing.prediction import hit_rates
 from embstore_server.sizing.sizes import host_rows, layout_of_bytes, level_bytes, looked_at
 
 _EVERY = 2
-"""Every n-th of the sizes worth a look is predicted: a server has other work."""
+"""Every n-th of the usual sizes is predicted, because a server has other work."""
 
 
 @dataclass

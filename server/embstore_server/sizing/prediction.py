@@ -1,35 +1,36 @@
 """The hit rate of a cache at each size, predicted from a recording or from counts alone.
 
-**Hits by access** count every occurrence of a key in a call, **hits by unique key** each key of a
-call once: the store's two counters (cache/counters.py). A cache must fetch the unique keys that
-miss; a user usually sees accesses. A row's first use is a miss, in a prediction as in the store,
-unless a warm-up has brought the row.
+**Hits by access** count every occurrence of a key in a call. **Hits by unique key** count each key
+of a call once. The store counts both (cache/counters.py). A cache must fetch the unique keys that
+miss; a user usually counts accesses. A row's first use is a miss, in a prediction as in the store,
+unless the cache was warmed with the row.
 
-**Recorded**: a profile with a trace has its calls simulated (simulate.py), which includes drift,
-scans, and the effect of a call's size. The number of accesses and unique keys is known; the
-sample's estimate of it is a little higher or lower, mostly because of a few very hot keys, which
-hit at any size: the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). For a
-part of the tables the number is not known, and there is no such correction.
+**Recorded**: if a profile has a trace, its calls are simulated (simulate.py). This includes drift,
+scans, and the effect of a call's size. The numbers of accesses and of unique keys are known. The
+sample's estimates are a little higher or lower, mostly because of a few very hot keys, which hit at
+any size: so the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). If only some
+of the tables are asked for, their numbers are not known, and there is no such correction.
 
-How good that is, is measured against stores (tests/conformance/test_miss_ratio.py): within two
-points at every size from two calls on. In a smaller cache the store's slot numbers and the order of
-a call's keys decide, and the prediction may be five points off. Where a loop begins to fit, a curve
-is a step, and a sample of a seventh of the keys shifts it by up to three percent of the slots.
+The error was measured against stores (tests/conformance/test_miss_ratio.py). It is within two
+points at every size that holds two calls or more. In a smaller cache the result depends on the
+store's slot numbers and on the order of a call's keys, and the prediction may be five points off.
+Where a loop over keys begins to fit, a curve is a step, and a sample of a seventh of the keys
+shifts this step by up to three percent of the slots.
 
-**Counted**: without a trace, a key's n accesses are taken to fall anywhere among the N counted, as
-though nothing followed from anything (the independent reference model). A row stays in an LRU cache
+**Counted**: without a trace, a key's n accesses are assumed to be anywhere among the N counted
+accesses, independently of each other (the independent reference model). A row stays in an LRU cache
 of C slots for a characteristic time T (Che, Tung and Wang, 2002): until C keys were used, that is
 
     C = sum over keys of 1 - (1 - T/N)^n        hits = sum of (n - 1) * (1 - (1 - T/N)^n)
 
-because each of the n - 1 gaps between n points drawn on a stretch is below T with that probability.
-The form for a finite stretch has two advantages over the usual one with e^(-nT/N): it counts first
-uses as misses, and it does not expect a key that was seen once to come again. LFU and rank are
-taken to hold the C most accessed keys, from their first use on: the best that a cache can do
-without a view of the future, so real caches hit less.
+because each of the n - 1 gaps between n random points of an interval is below T with that
+probability. The form for a finite interval has two advantages over the usual form with e^(-nT/N):
+it counts first uses as misses, and it does not expect a key that was seen once to be used again.
+LFU and rank are assumed to hold the C most accessed keys, from their first use on. No cache without
+knowledge of the future can do better, so real caches hit less.
 
-Hits by unique key depend on how many accesses make a call, which counts do not include: the caller
-may give it (`accesses_per_call`); otherwise they are NaN.
+Hits by unique key depend on the number of accesses per call, which counts do not include. The
+caller may give it (`accesses_per_call`); otherwise these hit rates are NaN.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ from embstore_server.sizing.simulate import (
 )
 
 _BISECTIONS = 60
-_LONGEST = 60.0  # -log(1 - T/N): all but 1e-26 of the stretch
+_LONGEST = 60.0  # -log(1 - T/N): all but 1e-26 of the interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,36 +62,36 @@ class HitRates:
     """The hit rates of a cache by its size."""
 
     slots: NDArray[np.int64]
-    """(s,) rows that the cache has room for."""
+    """(s,) the number of rows that the cache has room for."""
     by_access: Floats
     """(s,) the share of accesses that hit."""
     by_unique: Floats
-    """(s,) the share of the unique keys of calls that hit; NaN where calls are not known."""
+    """(s,) the share of the unique keys of calls that hit; NaN if calls are not known."""
     method: str
-    """"recorded": calls were simulated; "counted": estimated from counts alone."""
+    """"recorded": calls were simulated. "counted": estimated from counts alone."""
 
     def at(self, slots: NDArray[np.int64]) -> "HitRates":
-        """Return the hit rates of some of the sizes, which are ascending."""
+        """Return the hit rates of some of the sizes; sizes are ascending."""
         places = np.searchsorted(self.slots, slots)
         return HitRates(slots, self.by_access[places], self.by_unique[places], self.method)
 
 
 @dataclass(frozen=True, eq=False)
 class LookaheadTraffic:
-    """The traffic of announced training steps, a step being a call of the recording."""
+    """The traffic of announced training steps; each call of the recording is a step."""
 
     slots: NDArray[np.int64]
-    """(s,)"""
+    """(s,) the sizes of the cache."""
     unique_rows: float
     """Unique rows of a step, on average."""
     fetched_rows: Floats
-    """(s,) of these not in the cache when the step comes to be planned, by size of the cache."""
+    """(s,) the average number of a step's rows that are not in the cache when it is planned."""
     working_sets: Floats
     """(calls,) rows that 1, 2, ... consecutive steps use together, on average."""
 
     def working_set(self, steps: int) -> float:
-        """Return the rows that `steps` consecutive steps use together: a cache that is to hold them
-        needs as many slots."""
+        """Return the number of rows that `steps` consecutive steps use together: a cache for all of
+        them needs as many slots."""
         recorded = len(self.working_sets)
         check(1 <= steps <= recorded, f"steps from 1 to the {recorded} recorded", steps)
         return float(self.working_sets[steps - 1])
@@ -112,12 +113,12 @@ def hit_rates(
     slots : (s,) integers >= 1, in any order
     policy : "lru", "lfu", or "rank", by this profile's counts
     warm_up : the share of slots that the most accessed rows fill before the first call
-    tables : those that share the cache; None: all of the profile
-    accesses_per_call : where there is no trace, for hits by unique key
+    tables : the tables that share the cache. None: all tables of the profile
+    accesses_per_call : for hits by unique key if there is no trace
 
     Raises
     ------
-    InvalidArgumentError : one of these is something else; or nothing was recorded or counted.
+    InvalidArgumentError : an argument has another form; or no access was recorded or counted.
     """
     sizes = _checked_slots(slots)
     evicting = policy_of(policy)
@@ -134,7 +135,7 @@ def hit_rates(
             per_call = float(accesses_per_call)
         predict = _top if evicting.has_counts else _che
         hits, totals = predict(_Counts.of(profile, names), sizes, warm_up, per_call)
-    # A correction may have made hits too many or too few: shares are bounded.
+    # A correction may have made hits too many or too few, so shares are clipped.
     by_access, by_unique = (
         np.clip(found / total, 0.0, 1.0) if total else np.zeros(len(found))
         for found, total in zip(hits, totals, strict=True)
@@ -147,12 +148,12 @@ def lookahead_traffic(
 ) -> LookaheadTraffic:
     """Return the rows that each step of training with look-ahead fetches, and needs room for.
 
-    Every row of a step is there when the step is trained, at any cache size; a larger cache only
-    saves fetching. `policy` decides about rows that no announced step names.
+    Every row of a step is in the cache when the step is trained, at any cache size; a larger cache
+    only saves fetches. `policy` decides on rows that no announced step uses.
 
     Raises
     ------
-    InvalidArgumentError : as `hit_rates`; or the profile has no trace.
+    InvalidArgumentError : the errors of `hit_rates`; or the profile has no trace.
     """
     trace = profile.trace
     if trace is None or not len(trace.keys):
@@ -162,7 +163,7 @@ def lookahead_traffic(
     recorded = recording(profile, trace, names, with_warm_order=False)
     _, unique_sum = _totals(trace, names, recorded)
     unique_rows = unique_sum / trace.calls
-    # Rows that the sample lacks are taken to be in every step, as in the hit rates.
+    # Rows that the sample lacks are assumed to be in every step, as in the hit rates.
     sets = np.maximum(working_sets(recorded) + unique_rows - recorded.unique_sum / trace.calls, 0.0)
     return LookaheadTraffic(rates.slots, unique_rows, (1 - rates.by_unique) * unique_rows, sets)
 
@@ -175,7 +176,7 @@ def _recorded(
     policy: Policy,
     warm_up: float,
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return hits, and the totals that they are hits of."""
+    """Return hits, and the totals of accesses and unique keys to divide them by."""
     recorded = recording(profile, trace, tables, with_warm_order=warm_up > 0)
     if policy.has_counts:
         by_access, by_unique = scored_hits(recorded, slots, policy, warm_up)
@@ -188,7 +189,7 @@ def _recorded(
 
 
 def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[float, float]:
-    """Return accesses and unique keys of the stretch; of a part of the tables, by estimate."""
+    """Return the accesses and unique keys of the trace; for only some tables, an estimate."""
     if set(trace.tables) <= set(tables):
         return float(trace.access_total), float(trace.unique_total)
     return recorded.access_sum, recorded.unique_sum
@@ -199,7 +200,7 @@ def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[f
 
 @dataclass(frozen=True)
 class _Counts:
-    """Keys by their count: `keys` of them have `accesses` each, in descending order."""
+    """Keys grouped by count, descending: `keys[i]` keys have `accesses[i]` accesses each."""
 
     accesses: Floats
     keys: Floats
@@ -217,14 +218,15 @@ class _Counts:
         return float(self.accesses @ self.keys)
 
     def of_top(self, values: Floats, sizes: Floats) -> Floats:
-        """Return sums of a value of each key over the `sizes` most accessed keys."""
+        """Return sums of a value per key over the `sizes` most accessed keys."""
         ends = np.cumsum(self.keys)
         sums = np.cumsum(values * self.keys)
         found: Floats = np.interp(sizes, np.append(0.0, ends), np.append(0.0, sums))
         return found
 
     def unique(self, per_call: float) -> Floats:
-        """Return in how many calls each key is, if each has `per_call` accesses anywhere."""
+        """Return the number of calls that contain each key, if calls have `per_call` random
+        accesses."""
         share = min(per_call / self.total, 1.0)
         return (1 - (1 - share) ** self.accesses) / share
 
@@ -232,7 +234,7 @@ class _Counts:
 def _top(
     counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return the hits of a cache of the top keys, and the totals that they are hits of."""
+    """Return the hits of a cache of the top keys, and the totals to divide them by."""
     unique, sizes = counts.unique(per_call), slots.astype(np.float64)
     warmed = counts.of_top(np.ones(len(unique)), warm_up * sizes)
     by_access = counts.of_top(counts.accesses - 1, sizes) + warmed
@@ -243,7 +245,7 @@ def _top(
 def _che(
     counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return the hits of LRU caches, and the totals that they are hits of."""
+    """Return the hits of LRU caches, and the totals to divide them by."""
     n, unique = counts.accesses, counts.unique(per_call)
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
     for i, size in enumerate(slots):
@@ -257,7 +259,7 @@ def _che(
 
 
 def _characteristic(counts: _Counts, size: float) -> float:
-    """Return -log(1 - T/N), by bisection: the keys used in a time T grow with it."""
+    """Return -log(1 - T/N), by bisection: the number of keys used in a time T grows with T."""
     low, high = 0.0, _LONGEST
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -267,11 +269,11 @@ def _characteristic(counts: _Counts, size: float) -> float:
 
 
 def _unique_hits(n: Floats, window: float, call: float) -> Floats:
-    """Return how many calls find each key of n accesses in a window before them.
+    """Return the number of calls that find each key of n accesses in a window before them.
 
-    All lengths are shares of the stretch; of its calls, `window` / `call` begin too early for a
-    whole window. A key is in the call and in the window with the probability 1 - (1 - call)^n -
-    (1 - window)^n + (1 - call - window)^n; here it is summed over the calls.
+    All lengths are shares of the whole trace; `window` / `call` of its calls begin too early for a
+    whole window. A key is both in the call and in the window with the probability 1 - (1 - call)^n
+    - (1 - window)^n + (1 - call - window)^n. Here this probability is summed over the calls.
     """
 
     def without(length: float, power: Floats = n) -> Floats:
@@ -302,7 +304,7 @@ def _checked_slots(slots: ArrayLike) -> NDArray[np.int64]:
 
 
 def _checked_tables(profile: Profile, tables: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of tables; all of the profile, and of its trace, if None is given."""
+    """Return the names of tables; if None is given, all tables of the profile and of its trace."""
     traced = profile.trace.tables if profile.trace is not None else ()
     known = dict.fromkeys([*profile.tables, *traced])
     unknown = sorted(set(tables or ()) - set(known))

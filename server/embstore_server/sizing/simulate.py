@@ -1,28 +1,29 @@
-"""Recorded calls, played against caches of keys: how often would they have hit?
+"""Simulates recorded calls against caches of keys, to find how often they would have hit.
 
-A trace has the accesses to a random part of the keys, the share `rate` of them. A cache of `slots *
-rate` slots that sees these alone behaves as the whole cache does with all keys, except for chance
-(SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017).
+A trace contains the accesses to a random part of the keys, the share `rate` of all keys. A cache of
+`slots * rate` slots that gets only these accesses behaves like the whole cache with all keys,
+except for chance (SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017).
 
-**LRU** is simulated for all sizes at once, by stack distances (Mattson et al., 1970): a cache of
-any size holds the rows that were used last, so a key hits where fewer rows than there are slots
-were used since. The rows of one call are equal in that order, and the store's slot numbers decide;
-so a size that ends among them holds such a row with the probability of a fair draw.
+**LRU** is simulated for all sizes at once, by stack distances (Mattson et al., 1970). A cache of
+any size contains the rows that were used last. So a key hits if fewer rows than there are slots
+were used since its last use. The rows of one call are equal in that order, and the store's slot
+numbers decide between them. So if a cache's size ends among the rows of one call, each of these
+rows is in the cache with the same probability.
 
-**LFU** and **rank** are played call by call, at each size, with the scores of the store
-(embstore/cache/policies.py, scores.py): counts that age, and that a new row takes over from the
-next victim; levels of profiled counts.
+**LFU** and **rank** are simulated call by call, at each size, with the scores of the store
+(embstore/cache/policies.py, scores.py). LFU's counts age, and a new row takes over the count of the
+next victim. The rank policy has levels of profiled counts.
 
-**Weights.** Chance gives the sample some hot keys too many or too few, and never quite its part of
-each table. The profile has counts of all keys and shows how far off the sample is. A **stratum**
-has the keys of one table with about the same count. Each sampled key stands for all / sampled keys
-of its stratum, both in the slots that it takes and in its hits, and its accesses stand for the
-accesses of the whole stratum (post-stratification). Where a fifth of 80,000 keys is recorded,
-errors of up to 3.5 points become 0.5 at most. A stratum has `_STRATUM_KEYS` keys of the sample or
-more. A key that no profile names stands for 1 / rate.
+**Weights.** By chance the sample has too many or too few hot keys, and never exactly its share of
+each table. The profile has counts of all keys, so it shows the sample's deviation. A **stratum**
+contains the keys of one table with about the same count. Each sampled key represents (all keys /
+sampled keys) of its stratum, both in the slots that it takes and in its hits, and its accesses
+represent the accesses of the whole stratum (post-stratification). If a fifth of 80,000 keys is
+recorded, this reduces errors of up to 3.5 points to 0.5 at most. A stratum has `_STRATUM_KEYS` keys
+of the sample or more. A key that is in no profile represents 1 / rate keys.
 
-A row counts as missed at its first use, except where a warm-up has brought it. A recording of a
-cache that has long been warm therefore understates its hits, by the rows that were resident.
+A row counts as missed at its first use, unless a warm-up has loaded it. So a recording of a cache
+that has long been warm understates its hits, by the rows that were resident.
 """
 
 from collections.abc import Sequence
@@ -47,57 +48,58 @@ from embstore_server.sizing.simulate_kernels import simulate_scores, stack_depth
 _STRATUM_KEYS = 8
 _WARM_PIECE = 16
 _ONE = 1 << 12
-"""The weight of one key, and of one access: weights are integers."""
+"""The integer that represents the weight of one key, or of one access."""
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Hits = tuple[Floats, Floats]
-"""For each size, hits by access and by unique key: estimates for all keys."""
+"""For each size, the hits by access and by unique key: estimates for all keys."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The events of a trace, by call; their keys, and those a warm-up might bring, are ids."""
+    """The events of a trace, by call. Ids stand for their keys, and for keys of a warm-up."""
 
     bounds: Int64s
-    """(calls + 1,) of each call's events."""
+    """(calls + 1,) the bounds of each call's events."""
     ids: Int64s
-    """(e,), each in [0, k), ascending in a call."""
+    """(e,) the id of each event, in [0, k), ascending in a call."""
     accesses: Int64s
-    """(e,) that each event stands for, in units of 1 / _ONE."""
+    """(e,) the accesses that each event represents, in units of 1 / _ONE."""
     weights: Int64s
-    """(k,) of each id: the keys that it stands for, in units of 1 / _ONE."""
+    """(k,) the number of keys that each id represents, in units of 1 / _ONE."""
     counts: Floats
-    """(k,) profiled accesses, 0 for keys that no profile names; a partial count is scaled up."""
+    """(k,) profiled accesses, 0 for keys that are in no profile; a partial count is scaled up."""
     counted: float
-    """Profiled accesses of all keys, those that are not in the sample too."""
+    """Profiled accesses of all keys, including keys outside the sample."""
     warm_order: Int64s
     """Ids of the profiled keys of the sample, by descending count; empty without a warm-up."""
 
     @property
     def calls(self) -> int:
-        """Calls of the stretch, also those without an event."""
+        """Number of calls of the trace, including calls without an event."""
         return len(self.bounds) - 1
 
     @property
     def access_sum(self) -> float:
-        """Accesses of the stretch, by estimate."""
+        """Estimated number of accesses of the trace."""
         return float(self.accesses.sum()) / _ONE
 
     @property
     def unique_sum(self) -> float:
-        """Unique keys of all calls together, by estimate."""
+        """Estimated number of unique keys, summed over all calls."""
         return float(self.weights[self.ids].sum()) / _ONE
 
     def warmed(self, slots: float) -> Int64s:
-        """Return the ids that fill `slots` slots before the first call, in order of count."""
+        """Return the ids that fill `slots` slots before the first call, in the order of
+        `warm_order`."""
         ends = np.cumsum(self.weights[self.warm_order])
         return self.warm_order[: np.searchsorted(ends, slots * _ONE, side="right")]
 
 
 class _Sampled(NamedTuple):
-    """Profiled keys that a trace of some rate has, ascending, with their weights."""
+    """Profiled keys that a trace of some rate contains, ascending, with their weights."""
 
     keys: Keys
     counts: Int64s
@@ -122,8 +124,8 @@ def _sampled(table: TableProfile, rate: float) -> _Sampled:
 
 
 def _strata(sampled: Int64s) -> Int64s:
-    """Return the stratum of each value, (v,), neighbours together, so that each stratum has enough
-    of the sample: `sampled` keys have each value."""
+    """Return the stratum of each value, (v,). Neighbouring values share a stratum, so that each
+    stratum has enough sampled keys; `sampled` is the number of sampled keys with each value."""
     strata = np.zeros(len(sampled), np.int64)
     stratum, found = 0, 0
     for value in range(len(sampled) - 1, -1, -1):
@@ -131,14 +133,14 @@ def _strata(sampled: Int64s) -> Int64s:
             stratum, found = stratum + 1, 0
         strata[value] = stratum
         found += int(sampled[value])
-    if found < _STRATUM_KEYS:  # The rarest go with those before them.
+    if found < _STRATUM_KEYS:  # The smallest values join the stratum before them.
         strata[strata == stratum] = max(stratum - 1, 0)
     return strata
 
 
 def _row_numbers(places: Int64s, keys: Keys) -> Int64s:
-    """Return a number of each row, (n,), given by the place of its table and its key: ascending by
-    both. A row key would not do: sparse keys leave no room in it for a table."""
+    """Return a number for each row, (n,), from the index of its table and its key, ascending by
+    both. A row key would not work: sparse keys leave no bits in it for a table."""
     order = np.lexsort((keys, places))
     is_new = np.ones(len(order), np.bool_)
     is_new[1:] = (np.diff(keys[order]) != 0) | (np.diff(places[order]) != 0)
@@ -150,8 +152,8 @@ def _row_numbers(places: Int64s, keys: Keys) -> Int64s:
 def recording(
     profile: Profile, trace: Trace, tables: Sequence[str], *, with_warm_order: bool
 ) -> Recording:
-    """Return the events of `tables`. Ids are in the order of a hash: where scores are equal, the
-    lower ids leave first, and lower keys are often hotter ones."""
+    """Return the events of `tables`. Ids are in the order of a hash. (The lower of two ids with
+    equal scores is evicted first, and lower keys are often hotter ones.)"""
     wanted = [tables.index(name) if name in tables else -1 for name in trace.tables]
     place = np.array(wanted, np.int64)[trace.table]
     is_in = place >= 0
@@ -200,25 +202,25 @@ def lru_hits(recorded: Recording, slots: Int64s, warm_up: float) -> Hits:
     warm_ends[recorded.warm_order] = np.cumsum(recorded.weights[recorded.warm_order])
     first_ends = warm_ends[recorded.ids[first]]
     ends = np.concatenate([[0], np.cumsum(weights)])[recorded.bounds]
-    call_sums = np.repeat(np.diff(ends), np.diff(recorded.bounds))  # of each event's whole call
+    call_sums = np.repeat(np.diff(ends), np.diff(recorded.bounds))  # per event: its whole call
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
     for i, size in enumerate(slots.tolist()):
         chances = np.clip((size * _ONE - ahead) / width, 0, 1)
         chances[first[first_ends > warm_up * size * _ONE]] = 0
-        # A larger call is done in parts: only the first finds the rows that were there.
+        # A larger call is done in parts; only the first part finds the rows that were resident.
         chances *= np.minimum(1, size * _ONE / call_sums)
         by_access[i], by_unique[i] = chances @ recorded.accesses, chances @ weights
     return by_access / _ONE, by_unique / _ONE
 
 
 def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the events that are the first of their key, and for each event the weight of the keys
-    that are certainly above its key in the order of last use, and of the keys among which its key's
-    place is drawn.
+    """Return three arrays: the events that are the first use of their key; for each event the
+    weight of the keys that were certainly used after its key; and the weight of the keys among
+    which the place of its key is random.
 
-    A warm-up of any size is the same calls before the first, from some call on: rows come by
-    ascending count. Therefore the whole warm-up comes before, and the rows that do not fit are
-    found by size.
+    Warm-ups of all sizes are the same sequence of calls before the first call, from different calls
+    on, because rows are loaded by ascending count. So the whole warm-up is put before the first
+    call, and the rows that do not fit are determined by size.
     """
     warm = recorded.warm_order[::-1]
     pieces = np.arange(0, len(warm), _WARM_PIECE)
@@ -229,7 +231,7 @@ def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, I
     stack_depths(bounds, ids, recorded.weights, last, above, since)
     _, first = np.unique(recorded.ids, return_index=True)
     ahead, tied = above[len(warm) :], since[len(warm) :]
-    return first, ahead, np.maximum(tied - weights, 0) + _ONE  # the others, and the key itself
+    return first, ahead, np.maximum(tied - weights, 0) + _ONE  # the other keys, and the key itself
 
 
 def scored_hits(recorded: Recording, slots: Int64s, policy: Policy, warm_up: float) -> Hits:
@@ -256,10 +258,12 @@ def scored_hits(recorded: Recording, slots: Int64s, policy: Policy, warm_up: flo
 
 
 def working_sets(recorded: Recording) -> Floats:
-    """Return how many keys a window of 1, 2, ... consecutive calls uses, (calls,), on average.
+    """Return the number of keys that 1, 2, ... consecutive calls use together, (calls,), on
+    average.
 
-    Exact over all windows: in r calls on end without a key there are r - n + 1 windows of n calls
-    that lack it (Xiang et al., "Linear-time modeling of program working set", PACT 2011).
+    It is exact over all windows: r consecutive calls without a key contain r - n + 1 windows of n
+    calls that lack the key (Xiang et al., "Linear-time modeling of program working set", PACT
+    2011).
     """
     calls = recorded.calls
     order = np.argsort(recorded.ids, kind="stable")

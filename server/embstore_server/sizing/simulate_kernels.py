@@ -1,26 +1,27 @@
-"""The loops of cache simulations (simulate.py): recorded calls against caches that hold
-keys and no rows.
+"""The loops of cache simulations (simulate.py): recorded calls against caches that contain keys and
+no rows.
 
-An **event** is one key in one call. Those of call c are [bounds[c], bounds[c + 1]); ids[i], in
-[0, k), is the key of event i, and is in a call once at most. A key of a sample stands for several:
-weights[id] of them, in any unit.
+An **event** is one key in one call. The events of call c are [bounds[c], bounds[c + 1]). ids[i], in
+[0, k), is the key of event i; a call has each key at most once. A sampled key represents several
+keys: weights[id] of them, in any unit.
 
-stack_depths, for every event i, of call c, where the key was used before, last by call b:
+stack_depths writes two values for every event i, of call c, whose key was used before, last by call
+b:
 
     above[i]  = the weight of the keys that calls b + 1 to c - 1 used
     since[i] = the weight of the keys that call b is the last to have used, before call c; this key
                 is one of them
 
-    or, where there is no b: above[i] = -1, since[i] = the weight of all keys used before call c
+    or, if there is no b: above[i] = -1, since[i] = the weight of all keys used before call c
 
-simulate_scores: hits of a cache that has room for a weight of `room`, with the scores
-`count << 40 | clock` of cache/scores.py; a call of more is done in parts. For each count a list
-links the resident keys in order of clock, which is the order in which they are touched: so a touch,
-and a victim, is a few steps in any size of cache. Ageing makes one list of two, merged by clock.
-Among equal scores the key touched first leaves first, where the store takes the lower slot: either
-is as good as drawn.
+simulate_scores computes the hits of a cache with room for a weight of `room`, with the scores
+`count << 40 | clock` of cache/scores.py. A call with more weight is done in parts. For each count a
+list links the resident keys in the order of clock, which is the order in which they are touched. So
+a touch, or the choice of a victim, takes a few steps at any cache size. Ageing merges two lists
+into one, by clock. Of equal scores the key that was touched first is evicted first; the store
+evicts the lower slot. Either choice is as good as a random one.
 
-Host memory only: no device has a twin of this.
+Host memory only: no device has a twin of these kernels.
 """
 
 import numpy as np
@@ -64,7 +65,7 @@ def stack_depths(
     bounds: Int64sIn,  # (calls + 1,)
     ids: Int64sIn,  # (e,)
     weights: Int64sIn,  # (k,), >= 1
-    last: Int64s,  # (k,), -1 each; of each key the last call that used it, when done
+    last: Int64s,  # (k,), -1 each; afterwards the last call that used each key
     above: Int64s,  # (e,)
     since: Int64s,  # (e,)
 ) -> None:
@@ -122,7 +123,7 @@ def _remove(keys: Int64Rows, lists: Int64Rows, id: int) -> None:
 
 @building_block
 def _next_victim(keys: Int64Rows, lists: Int64Rows, least: int, clock: int) -> int:
-    """Return the key of lowest score that the running call did not touch, or -1."""
+    """Return the key of lowest score that the current call did not touch, or -1."""
     for count in range(least, LISTS):
         id = lists[count, _FIRST]
         if id >= 0 and keys[id, _CLOCK] != clock:
@@ -132,7 +133,7 @@ def _next_victim(keys: Int64Rows, lists: Int64Rows, least: int, clock: int) -> i
 
 @building_block
 def _least_from(lists: Int64Rows, least: int) -> int:
-    """Return the lowest count from `least` on that a resident key has."""
+    """Return the lowest count, at least `least`, of any resident key."""
     while least < LISTS - 1 and lists[least, _FIRST] < 0:
         least += 1
     return least
@@ -158,12 +159,12 @@ def _age(keys: Int64Rows, lists: Int64Rows) -> None:
 def _evict(
     excess: int, weights: Int64sIn, keys: Int64Rows, lists: Int64Rows, least: int, clock: int
 ) -> tuple[int, int]:
-    """Evict keys of weight `excess`, if there are as many; return the weight, and `least`."""
+    """Evict keys of weight `excess`, or as many as possible; return their weight, and `least`."""
     left = 0
     while left < excess:
         least = _least_from(lists, least)
         id = _next_victim(keys, lists, least, clock)
-        if id < 0:  # a key of more weight than there is room
+        if id < 0:  # one key has more weight than there is room
             break
         _remove(keys, lists, id)
         keys[id, _COUNT] = -1
@@ -182,7 +183,7 @@ def _admit(
     least: int,
     clock: int,
 ) -> int:
-    """Make the keys of a call resident that are not; return `least`."""
+    """Make the missing keys of a call resident; return `least`."""
     count = int(counting == COUNT_UP)
     if is_full and counting == COUNT_UP:
         least = _least_from(lists, least)
@@ -205,15 +206,15 @@ def simulate_scores(
     ids: Int64sIn,  # (e,)
     accesses: Int64sIn,  # (e,)
     weights: Int64sIn,  # (k,), >= 1
-    first_counts: Int64sIn,  # (k,), of each key when it comes, at most COUNT_MAX
-    warm: Int64sIn,  # unique ids: the cache's initial keys, touched in this order; there is room
+    first_counts: Int64sIn,  # (k,), count of each key when it is admitted, at most COUNT_MAX
+    warm: Int64sIn,  # unique ids: the cache's initial keys, touched in this order; they fit
     room: Int,
     counting: Int,  # COUNT_UP, COUNT_KEEP or COUNT_NONE
-    ageing: Int,  # the weight of touches until all counts are halved; 0: they never are
+    ageing: Int,  # the weight of touches after which all counts are halved; 0: never
     keys: Int64Rows,  # (k, 4), overwritten: next, previous, count or -1 if not resident, clock
     result: Int64s,  # (2,)
 ) -> None:
-    """Write the accesses, and the weight of the events, that were to resident keys."""
+    """Write the accesses to resident keys, and the weight of the events with resident keys."""
     lists = np.full((LISTS, 2), -1, np.int64)
     keys[:, _COUNT] = -1
     resident, clock = 0, 0
@@ -222,7 +223,7 @@ def simulate_scores(
         resident += weights[warm[i]]
     touches = resident
     start, last = keys.ctypes.data, ids.shape[0] - 1
-    is_full = False  # once rows have left, the next to come always has a victim
+    is_full = False  # after the first eviction, each new key has a victim
     least = 0  # no resident key has a lower count
     access_hits, event_hits = 0, 0
     low = 0

@@ -1,9 +1,9 @@
-"""The bytes of rows and slots, and the sizes of a cache that are worth a look.
+"""The bytes of rows and slots, and the sizes of a cache to predict.
 
-A slot takes its row (`embstore.layout`), its metadata and its share of the index, and a pool some
-memory to bring rows in (`embstore.cache.sizes`). The size computed here is the budget of a pool on
-the CPU, to a slab. Level two of a GPU's cache has its rows in pinned memory of the host, and the
-rest of its slots in the GPU's.
+A slot takes its row (`embstore.layout`), its metadata and its share of the index. A pool also takes
+some staging memory, to read rows into (`embstore.cache.sizes`). The size computed here is the
+budget of a pool on the CPU, accurate to one slab. Level two of a GPU's cache has its rows in pinned
+memory of the host, and the other parts of its slots in the GPU's memory.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ _LEAST_SLOTS = 64
 _BETWEEN = 9
 _SLACK = 1e-6
 _ROUNDS = 8
-"""Each brings the staging's part closer by a factor of 32: it ends long before."""
+"""Each round reduces the error of the staging's part by a factor of 32; it converges much
+earlier."""
 
 
 def layout_of_bytes(row_bytes: int) -> Layout:
@@ -43,25 +44,25 @@ def cache_bytes(layout: Layout, slots: int) -> int:
 def level_bytes(
     layout: Layout, slots: NDArray[np.int64], below: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the cache_bytes, (s,), of numbers of slots and of rows below them in level two."""
+    """Return the cache_bytes, (s,), for numbers of slots and of rows in level two, `below`."""
     counts = zip(slots.tolist(), below.tolist(), strict=True)
     found = [cache_bytes(layout, count) + host_key_bytes(more) for count, more in counts]
     return np.maximum.accumulate(np.array(found, np.int64))
 
 
 def host_rows(row_bytes: int, host_bytes: int, below: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many rows of `below`, those that level one has no slot for, level two may have.
+    """Return how many rows of `below` fit in level two.
 
     Parameters
     ----------
-    host_bytes : pinned memory of the host
-    below : (s,) rows
+    host_bytes : bytes of pinned memory of the host
+    below : (s,) numbers of rows for which level one has no slot
     """
     return np.clip(below, 0, host_bytes // row_bytes)
 
 
 def host_key_bytes(rows: int) -> int:
-    """Return the bytes of a GPU's cache_bytes that keys, scores, flags and index of level two's
+    """Return the bytes of a GPU's cache_bytes that the keys, scores, flags and index of level two's
     rows take, for any row size."""
     memory = CpuDevice(threads=1).memory
     return rows * memory.slot_bytes(1, 0) + memory.index_bytes(rows) if rows else 0
@@ -70,7 +71,7 @@ def host_key_bytes(rows: int) -> int:
 def looked_at(rows: int) -> NDArray[np.int64]:
     """Return numbers of slots from a ten-thousandth of `rows` to all of them, in steps 1, 2, 3, 5.
 
-    None is below _LEAST_SLOTS: a slab has about as many, and no cache is smaller.
+    No number is below _LEAST_SLOTS: a slab has about as many slots, and no cache is smaller.
     """
     decades = _LEAST_SHARE * 10.0 ** np.arange(_DECADES)
     slots = np.rint(rows * np.outer(decades, _STEPS)).astype(np.int64).ravel()
@@ -80,11 +81,12 @@ def looked_at(rows: int) -> NDArray[np.int64]:
 def between(
     target: float, slots: Sequence[int], rates: Sequence[float]
 ) -> NDArray[np.int64] | None:
-    """Return sizes closer to each other around the least whose hit rate reaches `target`.
+    """Return closer sizes around the smallest size whose hit rate reaches `target`.
 
     Parameters
     ----------
-    slots, rates : ascending sizes, and the hit rate of each; None is returned where none reaches it
+    slots, rates : ascending sizes, and the hit rate of each. If no rate reaches the target, the
+        result is None
     """
     reached = np.flatnonzero(np.asarray(rates) >= target)
     if not len(reached):
@@ -95,9 +97,9 @@ def between(
 
 
 def slots_for(target: float, slots: Sequence[int], rates: Sequence[float]) -> int:
-    """Return the fewest slots whose hit rate reaches `target`; the last of `rates` does.
+    """Return the fewest slots whose hit rate reaches `target`, which the last of `rates` does.
 
-    Between two sizes that were looked at, the rate is taken to rise evenly with the logarithm.
+    Between two given sizes, the rate is assumed to rise evenly with the logarithm of the size.
     """
     high = int(np.flatnonzero(np.asarray(rates) >= target)[0])
     if high == 0:

@@ -1,1 +1,1 @@
-"""The commands `embstore demo`, `profile`, `size`, `hotset` and `bench`."""
+"""The commands `embstore demo`, `profile`, `size`, `hotset`, `bench`, `report` and `compile`."""

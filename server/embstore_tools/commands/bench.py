@@ -1,8 +1,8 @@
 """`embstore bench`: a quick load against a running server.
 
-It creates a table of its own, looks up and updates batches of Zipf keys there, one call at a time,
-and drops it, also when a signal ends it. Its times are those of one trainer on this machine,
-network included. `make bench` measures against peers.
+It creates a temporary table. It looks up and updates batches of Zipf keys there, one call at a
+time. It drops the table at the end, even if a signal ends the command. Its times are those of one
+trainer on this machine, network included. `make bench` measures against other systems.
 
 The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows), drawn by the
 inverse of the cumulative probabilities; ranks are keys, because the cache does not depend on which
@@ -37,12 +37,12 @@ _WARM_UP_CALLS = 5
 _LEARNING_RATE = 0.01
 _KEYS_BYTES = 8
 _DROP_S = 10.0
-"""A server that does not answer is not waited for longer, as no signal ends the command then."""
+"""Most seconds to wait for the drop, because no signal ends the command during it."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """`calls` lookups, then as many updates, of `keys` keys each."""
+    """The load: `calls` lookups, then `calls` updates, of `keys` keys each."""
 
     rows: int
     dim: int
@@ -84,8 +84,8 @@ def bench(
 
 @contextmanager
 def _table(store: "Store", load: Load) -> Iterator["Table"]:
-    """Create the load's table, and drop it at the end, also after an error or a signal, and also
-    where that came before the answer of the server."""
+    """Create the load's table, and drop it at the end. It is also dropped after an error or a
+    signal, even one that comes before the server's answer."""
     from embstore.config import RowWiseAdagrad, Uniform
 
     name = f"embstore-bench/{uuid4().hex}"
@@ -98,7 +98,7 @@ def _table(store: "Store", load: Load) -> Iterator["Table"]:
             initializer=Uniform(-0.01, 0.01),
             seed=load.seed,
         )
-    except BaseException:  # the error to report, even if the drop fails
+    except BaseException:  # reported even if the drop fails
         with undisturbed():
             try:
                 _drop(store, name)
@@ -138,7 +138,7 @@ def _measured(table: "Table", load: Load) -> dict[str, dict[str, float]]:
 
 
 def _drawn(load: Load, rng: "Generator") -> Iterator["Keys"]:
-    """Yield the keys of one call after the other, (load.keys,) int64 each, without end."""
+    """Yield the keys of each call, (load.keys,) int64, without end."""
     import numpy as np
 
     ranks = np.arange(1, load.rows + 1, dtype=np.float64)
@@ -151,7 +151,8 @@ def _drawn(load: Load, rng: "Generator") -> Iterator["Keys"]:
 def _timed(
     call: Callable[["Keys"], Any], drawn: Iterator["Keys"], load: Load, advance: output.Advance
 ) -> dict[str, float]:
-    """Return the results of one kind of call; bytes are those of keys and rows, with repeats."""
+    """Return the results of one kind of call. Bytes count keys and rows, including repeated
+    ones."""
     import numpy as np
 
     from embstore.layout import VALUE_BYTES

@@ -1,7 +1,8 @@
-"""`embstore compile`: every kernel ahead, so that no first start does (`arithmetic.cached`).
+"""`embstore compile`: compiles every kernel in advance, so that no first start of a server does
+(`arithmetic.cached`).
 
-It takes about a minute of processor time, on as many processors as there are, and no time when all
-is there.
+It takes about a minute of processor time, spread over all processors. If all kernels are compiled
+already, it takes no time.
 """
 
 import sys
@@ -32,11 +33,11 @@ def kernels() -> dict[str, "Kernel"]:
 
 @needing("fast")
 def compile() -> None:
-    """Compile the kernels ahead, so that no start of a server does.
+    """Compile the kernels in advance, so that no start of a server does.
 
-    The code is for every x86-64 processor with AVX2. It is kept in the installed package, unless
-    that cannot be written, and in the user's cache (~/.cache/embstore). Code for other processors
-    is in the user's cache only.
+    The code runs on every x86-64 processor with AVX2. It is stored in the installed package, if the
+    package can be written, and in the user's cache (~/.cache/embstore). Code for other processors
+    is stored only in the user's cache.
     """
     kernels()
     from embstore.arithmetic import jit

@@ -1,4 +1,4 @@
-"""`embstore demo`: a DLRM trained through a server on real input, checked to the bit."""
+"""`embstore demo`: trains a DLRM through a server on real input, and checks every bit."""
 
 from collections.abc import Set
 from contextlib import nullcontext
@@ -40,7 +40,7 @@ _FLAGS = (
     ("keep", Path, "DIR", "Keep file, store and report here. Default: keep nothing."),
     ("report", Path, "FILE", "Write a report of the session. Default: run.html of --keep."),
 )
-"""Name, type, metavar and help; the defaults are the demo's, which the help does not load."""
+"""Name, type, metavar and help. The defaults are in the demo, which the help does not load."""
 _OF_SERVER = {"cache_bytes", "cache_share", "policy", "device"}
 _OF_JOB = {
     *("samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy", "framework"),
@@ -77,8 +77,8 @@ def demo(
 ) -> None:
     """Train a DLRM through a server of its own; compare all bits with a dense model.
 
-    A session announces its keys, so that lookups find their rows in the cache; without one the
-    policy decides how many do. The bits are the same. Status 1: one bit differs.
+    A session announces its keys, so that lookups find their rows in the cache. Without a session
+    the policy decides how many lookups do. The bits are the same. Status 1: one bit differs.
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
@@ -114,7 +114,7 @@ def demo(
 
 
 def _check_sparse(*, compare: bool, hotcold: bool, policy: str | None) -> None:
-    """Refuse flags that need accesses counted before."""
+    """Refuse flags that need counts of accesses from before the training."""
     if compare or hotcold or policy == "rank":
         counting = "--compare, --hotcold and --policy rank"
         raise InvalidArgumentError(

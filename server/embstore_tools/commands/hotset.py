@@ -1,4 +1,4 @@
-"""`embstore hotset`: the most accessed rows of a profile that fit a budget."""
+"""`embstore hotset`: chooses the most accessed rows of a profile that fit a budget."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,7 +84,8 @@ def hotset(
 
 
 def layout(dim: int | None, optimizer: str | None, row_bytes: int | None) -> "Layout":
-    """Return the layout of rows that the flags describe, which a table must be able to have."""
+    """Return the layout of rows that the flags describe, after checking that a table can have
+    it."""
     from embstore.arrays import DIM_MAX
     from embstore.layout import Layout
     from embstore.profiles.hotset import ROW_BYTES_MAX

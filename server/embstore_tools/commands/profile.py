@@ -1,4 +1,4 @@
-"""`embstore profile`: files of training samples -> how often each row is accessed."""
+"""`embstore profile`: counts in files of training samples how often each row is accessed."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,7 +90,7 @@ def profile(
 
 
 def _hashing(columns: Mapping[str, str], hashed: Mapping[str, int]) -> dict[str, Any]:
-    """Return the hash functions of columns, of tables whose ids are hashed."""
+    """Return the hash function of each column whose table hashes its ids."""
     from embstore.hashing import hash_ids
 
     return {
@@ -101,22 +101,22 @@ def _hashing(columns: Mapping[str, str], hashed: Mapping[str, int]) -> dict[str,
 
 
 def _sharing(hashed: Mapping[str, int]) -> dict[str, int]:
-    """Return the rows of those tables of which ids may share some."""
+    """Return the number of rows of each table in which several ids may share a row."""
     from embstore.arrays import SPARSE_ROWS
 
     return {name: rows for name, rows in hashed.items() if rows != SPARSE_ROWS}
 
 
 def _of_hashed(facts: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Return how many ids a table has, about, and which share of them has no row alone."""
+    """Return a table's approximate number of ids, and the share of ids that share their row."""
     share = facts.get("ids_sharing_a_row")
     return facts.get("ids"), None if share is None else f"{share:.2%}"
 
 
 @contextmanager
 def _mebibytes_read(total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of reading `total` bytes; yield the function that takes each piece's
-    bytes."""
+    """Show the progress of reading `total` bytes. Yield a function to call with the bytes of each
+    piece."""
     read = 0
     with output.progress("MiB read", -(-total // _MIB)) as advance:
 
@@ -129,7 +129,7 @@ def _mebibytes_read(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _named(given: Sequence[str] | None) -> dict[str, str]:
-    """Return the table of each column."""
+    """Return the table's name for each column."""
     from embstore.config import check_name
     from embstore_tools.demo.columns import table_name
     from embstore_tools.profiling.readers import criteo_columns
@@ -141,7 +141,7 @@ def _named(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _row_counts(flag: str, given: Sequence[str] | None) -> dict[str, int]:
-    """Return the rows of tables, as `Counting` takes them."""
+    """Return the rows of each table, as `Counting` takes them."""
     from embstore.arrays import SPARSE_ROWS
 
     counts = pairs(flag, "NAME=N", given or ())

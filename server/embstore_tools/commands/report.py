@@ -1,4 +1,4 @@
-"""`embstore report`: the steps of a training run, as one HTML file."""
+"""`embstore report`: draws the steps of a training run into one HTML file."""
 
 from pathlib import Path
 from typing import Annotated

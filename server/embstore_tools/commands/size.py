@@ -1,4 +1,4 @@
-"""`embstore size`: the hit rates of caches of several sizes, predicted from a profile."""
+"""`embstore size`: predicts the hit rates of caches of several sizes from a profile."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from embstore_tools.profiling.plots import Plot
 
 _CALLS_OF_FEW = 20
-"""That few samples are to be cut into: the first is then a twentieth of all accesses."""
+"""Number of calls into which few samples are cut; the first call is then 5 % of all accesses."""
 _STEPS = 16
-"""The number of steps that the demo announces."""
+"""Number of steps that the demo announces."""
 
 
 @needing("fast")
@@ -57,9 +57,9 @@ def size(
 ) -> None:
     """Predict hit rates and traffic by size of the cache, from a profile.
 
-    Hit rates are by access, and a row's first access misses. --json shows hit rates by unique
-    key, too. With --host-cache-bytes it also shows hit rates of both levels together; the cache
-    then has the keys of level two's rows, too.
+    Hit rates are by access, and a row's first access misses. --json also shows hit rates by unique
+    key. With --host-cache-bytes the command also shows hit rates of both levels together. The cache
+    then has to contain the keys of level two's rows, too.
     """
     from embstore.profiles.profile import Profile
     from embstore_tools.profiling import plots
@@ -152,7 +152,7 @@ def _hit_rates(
 def _enough(
     profile: "Profile", rates: "HitRates", policy: str, warm_up: float, target: float
 ) -> int | None:
-    """Return the slots that reach the target; None if no size does."""
+    """Return the number of slots that reaches the target; None if no size does."""
     from embstore_server.sizing.prediction import hit_rates
     from embstore_server.sizing.sizes import between, slots_for
 
@@ -164,14 +164,14 @@ def _enough(
 
 
 def _known(shares: "NDArray[np.float64]") -> list[float | None]:
-    """Return shares as JSON values: unknown ones are null."""
+    """Return shares as JSON values; unknown shares are null."""
     return [None if share != share else share for share in shares.tolist()]
 
 
 def _lookahead(
     profile: "Profile", found: dict[str, Any], steps: int | None
 ) -> dict[str, Any] | None:
-    """Return the traffic of look-ahead and the working set of `steps` steps; None: unknown."""
+    """Return the traffic of look-ahead and the working set of `steps` steps, or None if unknown."""
     import numpy as np
 
     from embstore_server.sizing.prediction import lookahead_traffic
@@ -225,7 +225,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _of_host(found: dict[str, Any]) -> str:
-    """Return one sentence with the bytes of level two in both memories."""
+    """Return one sentence on the bytes of level two in both memories."""
     rows, row_bytes = max(found["host_rows"]), found["row_bytes"]
     pinned, keys = max(found["host_pinned_bytes"]), max(found["host_key_bytes"])
     return (
@@ -236,7 +236,7 @@ def _of_host(found: dict[str, Any]) -> str:
 
 
 def _of_one_call(profile: "Profile") -> str:
-    """Return advice where all samples are one recorded call; "": they are several."""
+    """Return advice if all samples are one recorded call. "": there are several calls."""
     if profile.trace is None or profile.trace.calls != 1 or profile.samples is None:
         return ""
     batch = max(len(profile.samples) // _CALLS_OF_FEW, 1)
@@ -260,7 +260,7 @@ def _plot(found: dict[str, Any]) -> "Plot":
 
 
 def _answer(found: dict[str, Any]) -> str:
-    """Return one sentence that says how much cache is needed."""
+    """Return one sentence on the cache size that is needed."""
     target, enough, never = f"{found['target_hit_rate']:.1%}", [], []
     for name, needed in found["needed"].items():
         if needed is None:

@@ -1,18 +1,18 @@
-"""The demo: a DLRM trained through a server or a cluster of its own, and checked to the bit.
+"""The demo: trains a DLRM through its own server or cluster, and checks every bit.
 
     criteo, columns, synthetic   the Criteo format: read, turned into keys, written
     dlrm                         the model in plain NumPy, and its quality
-    frameworks                   its implementation: NumPy, or Torch through its adapter
+    frameworks                   the model's implementation: NumPy, or Torch through its adapter
     dense                        the check: the same tables in memory, without a store
-    steps, ways                  batches, and the ways to their rows
-    training                     the loop in lockstep
-    serving                      a server or a cluster of one's own, or one that runs
+    steps, ways                  batches, and the ways to get their rows
+    training                     the training loop, with the check in lockstep
+    serving                      the demo's own server or cluster, or a running one
     job, trial                   the description of a training, and its execution
-    phases, result, showing      the output meanwhile and at the end
+    phases, result, showing      the output during the demo and at its end
 
 `run` starts a server on free ports, trains through the client as any trainer would, and stops the
-server again; `compare` does that for each policy and each way to train. Importing this package
-starts nothing.
+server again. `compare` does so for each policy and each way to train. Importing this package starts
+no process.
 """
 
 import json as json_format
@@ -67,18 +67,18 @@ def run(
 
     Parameters
     ----------
-    data : a file in the Criteo format; None: one is written first
-    directory : keep the file and the store here, absent or empty before; None: keep nothing
-    report : write the report of the session there; None: run.html in `directory`, if that is kept
-    console : where to show progress and result; None: standard output
-    json : print one JSON object and nothing else
-    cluster : start a cluster of two shards, on Ray, and no server
-    address : start nothing: train with the store that is served there
+    data : a file in the Criteo format. None: one is written first
+    directory : keep the file and the store here; must be absent or empty. None: keep no files
+    report : write the report of the session here. None: run.html in `directory`, if that is kept
+    console : where to show progress and result. None: standard output
+    json : print one JSON object, and no other output
+    cluster : start a cluster of two shards, on Ray, instead of a server
+    address : start no server: train with the store that is served at this address
 
     Raises
     ------
-    InvalidArgumentError : a line of the file is wrong, the first line being checked before a server
-        is started; the framework is not installed.
+    InvalidArgumentError : a line of the file is wrong (the first line is checked before a server is
+        started); or the framework is not installed.
     EmbstoreError : the server did not start, or refused a call.
     """
     job = job or Job()
@@ -105,13 +105,13 @@ def compare(
 
     Parameters
     ----------
-    job : of all of them, but for policy and way
-    hot_cold : how the last one is trained; None: as it is by default
-    data, directory, console, json : as in `run`; each has a store of its own in `directory`
+    job : the settings of all trainings, except policy and way
+    hot_cold : how the hot/cold training is done. None: with default settings
+    data, directory, console, json : as in `run`; each training has a separate store in `directory`
 
     Raises
     ------
-    As `run` does.
+    The errors of `run`.
     """
     job = job or Job()
     jobs = jobs_of(job, hot_cold or HotCold())

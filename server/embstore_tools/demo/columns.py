@@ -1,13 +1,14 @@
-"""The 26 categorical columns of Criteo Kaggle, each a table, and from hashes to keys.
+"""The 26 categorical columns of Criteo Kaggle, each of them a table, and the keys of categories.
 
 A column's category is a 32-bit hash of the original value. Its key is that hash modulo the rows of
-the column's table (the hashing trick), so tables can be smaller than the columns have categories:
-CARDINALITIES are those of the published training set, 33.8 million rows in all, and a demo takes a
-part of them. Small columns are left as they are, for a table of one row would carry nothing.
+the column's table (the hashing trick), so a table can have fewer rows than its column has
+categories. CARDINALITIES are the numbers of categories in the published training set, 33.8 million
+rows in all. A demo takes a part of them. Small columns keep all their rows, because a table of one
+row would contain no information.
 
-With sparse keys one table has all columns, each hashed as text with a seed of its own: this needs
-no number of rows, and one call of each kernel. Its keys are the first column's, then the second's,
-and so on.
+With sparse keys one table contains all columns, each hashed as text with a seed of its own. This
+needs no number of rows, and each kernel is called once. The keys of a batch are those of the first
+column, then of the second, and so on.
 """
 
 from typing import Any
@@ -22,10 +23,10 @@ CARDINALITIES = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
-"""Categories of each column in Criteo Kaggle's training set."""
+"""The number of categories of each column in Criteo Kaggle's training set."""
 SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
-"""Rows that a column keeps, if it has them, however far the others are scaled down."""
+"""Rows that a column keeps, if it has that many, however far large columns are scaled down."""
 
 
 def scaled_rows(scale: float) -> tuple[int, ...]:
@@ -37,13 +38,13 @@ def scaled_rows(scale: float) -> tuple[int, ...]:
 
 
 def table_name(column: int) -> str:
-    """Return the name of the table of a column, counted from 0: "criteo/c01" is the first."""
+    """Return the name of the table of a column, counted from 0: the first is "criteo/c01"."""
     return f"criteo/c{column + 1:02d}"
 
 
 def keys_by_table(categories: NDArray[Any], rows: tuple[int, ...]) -> dict[str, Keys]:
-    """Return the keys by table name of `categories` (n, 26): (n,) of every column, int64 modulo
-    `rows`; of text (26 * n,) of the table of sparse keys."""
+    """Return the keys of `categories` (n, 26) by table name. Hashes become (n,) int64 for each
+    column, modulo `rows`. Text becomes (26 * n,) for the table of sparse keys."""
     names = [table_name(column) for column in range(categories.shape[1])]
     if categories.dtype.kind == "S":
         hashes = [hash_ids(categories[:, column], feature=n) for column, n in enumerate(names)]

@@ -1,22 +1,22 @@
 r"""The Criteo format, read as a stream of blocks.
 
-A line is one advertisement that was shown: 40 fields, separated by tabs, all but the label may be
-empty.
+A line is one advertisement that was shown. It has 40 fields, separated by tabs; every field but the
+label may be empty.
 
     field 1        label        1 if it was clicked, else 0
     fields 2-14    13 integers  decimal, mostly counts, some negative
     fields 15-40   26 categories, each a hash of up to eight hexadecimal digits
 
-An empty integer or category reads as 0, as in the preprocessing that DLRM publishes. Lines end
-with \n or \r\n, the last one optionally with nothing. A malformed line is refused by its number:
-silently skipped lines would shift every figure.
+An empty integer or category reads as 0, as in the preprocessing that DLRM publishes. Lines end with
+\n or \r\n; the last line needs no end. A malformed line is refused with its number: silently
+skipped lines would shift every result.
 
-A file may be packed, as the data set is shipped (`embstore_client.files.packed`).
+A file may be compressed, as the data set is distributed (`embstore_client.files.packed`).
 
 The files are large (45 million lines), so lines are read in blocks, and a block is parsed as one
-array of bytes: the separators make a (lines, 40) grid of fields, and all numbers of a grid grow
-together, one digit each per pass. That reads about 650,000 lines a second, split and int()
-225,000. Only a wrong block is parsed line by line, to find the mistake.
+array of bytes. The separators make a (lines, 40) grid of fields. All numbers of a grid are parsed
+together, one digit per pass. This reads about 650,000 lines a second; split and int() read 225,000.
+Only a block with a mistake is parsed line by line, to find the mistake.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ CATEGORIES = 26
 FIELDS = 1 + INTEGERS + CATEGORIES
 
 _LINE_BYTES_MAX = 4096
-"""A line is under 500 bytes; a file without newlines must not be read whole to find that out."""
+"""Most bytes of a line (real lines have under 500), so that a file without newlines is not read as
+a whole."""
 _DIGITS_MAX = {10: 18, 16: 8}
 """Digits of a number, by its base: integers below 2**63, categories below 2**32."""
 _DIGIT_VALUES = np.full(256, 255, np.uint8)
@@ -57,13 +58,14 @@ class Samples:
     labels: NDArray[np.float32]
     integers: Ints
     categories: NDArray[Any]
-    """int64, or the fields as they stand in the file, bytes of at most 8."""
+    """int64, or the text of the fields, at most 8 bytes each."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> "Samples":
-        """Return a copy of samples [start, stop): a view would keep the whole block alive."""
+        """Return a copy of samples [start, stop), because a view would keep the whole block
+        alive."""
         return Samples(
             self.labels[start:stop].copy(),
             self.integers[start:stop].copy(),
@@ -72,13 +74,13 @@ class Samples:
 
 
 def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterator[Samples]:
-    """Yield the first `limit` lines of a file (fewer, if it has fewer), `block` at a time;
-    `as_text`: with categories as they stand there.
+    """Yield the first `limit` lines of a file (or all, if it has fewer), `block` lines at a time;
+    with `as_text`, categories are the text of the fields.
 
     Raises
     ------
-    InvalidArgumentError : no such file, an empty one, or a line that is not of this format; its
-        message names the line and the expected format. The blocks before it have been yielded.
+    InvalidArgumentError : there is no such file, it is empty, or a line is not of this format. The
+        message contains the line and the expected format. Earlier blocks have been yielded before.
     """
     for samples, _ in read_lines(path, limit=limit, block=block, as_text=as_text):
         yield samples
@@ -87,8 +89,8 @@ def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterat
 def read_lines(
     path: Path, *, limit: int | None, block: int, as_text: bool = False
 ) -> Iterator[tuple[Samples, int]]:
-    """Yield the same with the bytes of the file that each block is, about; `limit` None: all."""
-    from embstore_client.files.packed import Unpacked  # here, as only a run needs it
+    """Yield the same blocks, each with roughly its bytes in the file; `limit` None: all lines."""
+    from embstore_client.files.packed import Unpacked  # here, because only a run needs it
 
     taken = read = 0
     with _readable(path), Unpacked(path) as file:
@@ -116,9 +118,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def parse(lines: list[bytes], *, first_line: int = 1, as_text: bool = False) -> Samples:
-    """Return the samples of whole lines; `first_line` is the number of the first, for messages."""
+    """Return the samples of whole lines; messages count lines from `first_line`."""
     text = b"".join(lines) + (b"" if lines[-1].endswith(b"\n") else b"\n")
-    # A number is read up to its longest legal length, so the end is padded by that.
+    # A number is read up to its greatest length, so the end is padded by that length.
     array = np.frombuffer(text + bytes(_DIGITS_MAX[10] + 1), np.uint8)
     starts, lengths = _fields(array, lines, first_line)
     decimals, bad_decimals = _decimals(array, starts[:, :14], lengths[:, :14])
@@ -137,9 +139,9 @@ def parse(lines: list[bytes], *, first_line: int = 1, as_text: bool = False) -> 
 
 
 def _fields(array: NDArray[np.uint8], lines: list[bytes], first_line: int) -> tuple[Ints, Ints]:
-    """Return start and length of every field, (lines, 40) each."""
+    """Return the start and the length of every field, (lines, 40) each."""
     ends = np.flatnonzero((array == _TAB) | (array == _NEWLINE))
-    # Lines end with their only newline; so if each has 39 tabs, the grid is right.
+    # A line ends with its only newline. So if each line has 39 tabs, the grid is right.
     if len(ends) != len(lines) * FIELDS or (array[ends[FIELDS - 1 :: FIELDS]] != _NEWLINE).any():
         _refuse_field_count(lines, first_line)
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -161,7 +163,8 @@ def _refuse_field_count(lines: list[bytes], first_line: int) -> None:
 
 
 def _numbers(array: NDArray[np.uint8], starts: Ints, lengths: Ints, base: int) -> tuple[Ints, Mask]:
-    """Return the value of each field, 0 where it is empty, and which fields are no number."""
+    """Return the value of each field, 0 if it is empty, and a mask of the fields that are no
+    number."""
     digits_max = _DIGITS_MAX[base]
     values = np.zeros(starts.shape, np.int64)
     bad = lengths > digits_max
@@ -174,7 +177,7 @@ def _numbers(array: NDArray[np.uint8], starts: Ints, lengths: Ints, base: int) -
 
 
 def _texts(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> NDArray[np.bytes_]:
-    """Return categories as they are written."""
+    """Return categories as their text in the file."""
     places = np.arange(_DIGITS_MAX[16])
     characters = array[starts[..., None] + places] * (places < lengths[..., None])
     texts: NDArray[np.bytes_] = characters.view(f"S{len(places)}")[..., 0]
@@ -182,7 +185,7 @@ def _texts(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> NDArray[np.
 
 
 def _decimals(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints, Mask]:
-    """Parse as `_numbers` in base 10, with a minus sign allowed before the digits."""
+    """Parse like `_numbers` in base 10, but allow a minus sign before the digits."""
     negative = (lengths > 0) & (array[starts] == _MINUS)
     values, bad = _numbers(array, starts + negative, lengths - negative, 10)
     return np.where(negative, -values, values), bad | (negative & (lengths == 1))
@@ -198,6 +201,6 @@ def _expected(field: int) -> str:
 
 
 def _shown(found: bytes) -> str:
-    """Return `found` as it can stand in a message: short, and printable."""
+    """Return `found` in a form for messages: short, and printable."""
     text = found[:40].decode("ascii", "backslashreplace")
     return repr(text) + ("..." if len(found) > 40 else "")

@@ -1,14 +1,14 @@
-"""The check: the same tables, dense and in memory, with no store in between.
+"""The check: the same tables, dense and in memory, without a store.
 
-A table's content is a function of its identity and of the updates it acknowledged; so any program
-that applies the same gradients by the same arithmetic must get the same digest. A DenseTable does
-that in the simplest way: two arrays as long as the table, no cache, no log, no batches over tables.
-Only the formulas come from `embstore.arithmetic`: a row that the store lost, mixed up, updated
-twice or read too early shows.
+A table's content is a function of its identity and of its acknowledged updates. So any program that
+applies the same gradients by the same arithmetic must get the same digest. A DenseTable does that
+in the simplest way: two arrays as long as the table, no cache, no log, no batches over tables. It
+shares only the formulas of `embstore.arithmetic` with a store. So it detects a row that the store
+lost, mixed up, updated twice or read too early.
 
-A row's initial content is made when the row is first named, because a table of millions of rows
-of which thousands are read would otherwise be slow to begin. Rows of sparse keys are numbered then,
-and the arrays grow.
+A row's initial content is computed when the row is first used. Otherwise a table of millions of
+rows, of which thousands are read, would be slow to start. Rows of sparse keys are numbered at that
+time, and the arrays grow.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ _LEAF_BYTES = 32
 
 
 class DenseTable:
-    """One table. Not checked: keys are int64, dense ones in [0, rows), gradients finite float32 (n,
-    dim)."""
+    """One table. Arguments are not checked: keys are int64, dense keys in [0, rows), gradients
+    finite float32 (n, dim)."""
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
@@ -47,11 +47,11 @@ class DenseTable:
         self._state = np.empty((rows, config.state_dim), np.float32)
         self._made = np.zeros(rows, np.bool_)
         self._written = np.zeros(rows, np.bool_)
-        self._places: dict[int, int] = {}  # of sparse keys, in the order in which they were named
+        self._places: dict[int, int] = {}  # indices of sparse keys, by first use
 
     @property
     def rows(self) -> int:
-        """Rows that an update has named."""
+        """Number of written rows: rows of keys that an update has contained."""
         return int(np.count_nonzero(self._written))
 
     def lookup(self, keys: Keys) -> Rows:
@@ -61,7 +61,7 @@ class DenseTable:
         return rows
 
     def update(self, keys: Keys, gradients: Rows) -> None:
-        """Apply one update at the optimizer's own learning rate."""
+        """Apply one update with the optimizer's own learning rate."""
         config, named, inverse = self.config, *unique(keys)
         at = self._made_at(named)
         self.t += 1
@@ -75,7 +75,7 @@ class DenseTable:
         self._written[at] = True
 
     def digest(self) -> str:
-        """Return the digest that a store's table of this content has."""
+        """Return the digest that a store's table with this content has."""
         blocks, leaves = self._sparse_leaves() if self.config.is_sparse else self._dense_leaves()
         hashes = np.frombuffer(b"".join(leaves), np.uint8).reshape(-1, _LEAF_BYTES)
         return root(self.config.identity_json(), self.t, blocks, hashes)
@@ -91,7 +91,7 @@ class DenseTable:
         return blocks, leaves
 
     def _sparse_leaves(self) -> tuple[NDArray[np.int64], list[bytes]]:
-        """Return partitions and, of each, the sum of its rows' hashes (contract.md, rule 11)."""
+        """Return partitions, and the sum of the rows' hashes of each (contract.md, rule 11)."""
         written = np.flatnonzero(self._written)
         keys = np.fromiter(self._places, np.int64, len(self._places))[written]
         sums: dict[int, int] = {}
@@ -107,7 +107,7 @@ class DenseTable:
         return np.array(blocks, np.int64), leaves
 
     def _made_at(self, keys: Keys) -> Keys:
-        """Return where the rows of `keys` are; those that are new are made."""
+        """Return the indices of the rows of `keys`, after initializing new rows."""
         at = self._numbered(keys) if self.config.is_sparse else keys
         is_new = ~self._made[at]
         new, firsts = np.unique(at[is_new], return_index=True)
@@ -119,7 +119,7 @@ class DenseTable:
         return at
 
     def _numbered(self, keys: Keys) -> Keys:
-        """Return the numbers of sparse keys, for all of which the arrays have room then."""
+        """Return the indices of sparse keys, after making room for all of them in the arrays."""
         places = self._places
         at = np.array([places.setdefault(key, len(places)) for key in keys.tolist()], np.int64)
         if len(places) > len(self._made):
@@ -132,13 +132,13 @@ class DenseTable:
 
 
 class DenseTables:
-    """Tables by name, for calls over several of them as a store has them."""
+    """Tables by name, for calls over several tables as in a store."""
 
     def __init__(self, configs: list[TableConfig]) -> None:
         self._tables = {config.name: DenseTable(config) for config in configs}
 
     def difference(self, found: Mapping[str, Rows], keys: Mapping[str, Keys]) -> str | None:
-        """Return the first difference of `found`, a store's rows of `keys`, in bits; None: none."""
+        """Return where `found`, a store's rows of `keys`, first differs in any bit, or None."""
         for name, rows in found.items():
             expected = self._tables[name].lookup(keys[name])
             differs = (expected.view(np.uint32) != rows.view(np.uint32)).any(axis=1)
@@ -154,7 +154,7 @@ class DenseTables:
 
     @property
     def rows(self) -> int:
-        """Rows of all tables that an update has named."""
+        """Number of written rows of all tables."""
         return sum(table.rows for table in self._tables.values())
 
     def digest(self, name: str) -> str:

@@ -1,19 +1,19 @@
-"""DLRM: embeddings and dense features meet in dot products (Naumov et al., arXiv:1906.00091).
+"""DLRM: embeddings and dense features interact in dot products (Naumov et al., arXiv:1906.00091).
 
     integers (n, 13) -> log(1 + x) -> bottom MLP -> one more vector (n, dim)
     the 27 vectors of a sample: all 351 dot products between two of them
     [bottom output, dot products] -> top MLP -> one logit
 
-The dot products are the strict lower triangle of Z Z^T, Z (27, dim) being a sample's vectors; if D
-is the gradient of that matrix, zero elsewhere, Z's gradient is (D + D^T) Z.
+The dot products are the strict lower triangle of Z Z^T, where Z (27, dim) contains a sample's
+vectors. If D is the gradient of that matrix, zero elsewhere, Z's gradient is (D + D^T) Z.
 
-The model holds the dense part alone. Embeddings come in and their gradients go out: where they
-live, and which optimizer applies them, is the store's part. Nothing here reaches a row but by
-those gradients, so BLAS and libm are free to differ between machines.
+The model is only the dense part. Embeddings are its input, and their gradients are its output. The
+store decides where embeddings are stored, and which optimizer applies the gradients. This module
+affects rows only by those gradients, so BLAS and libm may differ between machines.
 
-An MLP has the layers a[0] = x, z[k] = a[k] W[k] + b[k], a[k+1] = max(z[k], 0), the last of which
-may be linear. Forward keeps its activations, and backward walks them in reverse. A ReLU's
-derivative is read off its own output (above 0 or not), so z need not be kept.
+An MLP has the layers a[0] = x, z[k] = a[k] W[k] + b[k], a[k+1] = max(z[k], 0); the last layer may
+be linear. The forward pass keeps its activations, and the backward pass visits them in reverse. A
+ReLU's derivative follows from its own output (above 0 or not), so z need not be kept.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[Any]
-"""Arrays of the dtype that the network was made with: float32 to train, float64 to test
-gradients."""
+"""Arrays of the network's dtype: float32 for training, float64 for tests of gradients."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +35,30 @@ class Gradients:
     embeddings: Floats
     """(n, columns, dim), C-contiguous."""
     dense: list[Floats]
-    """One for each of `Dlrm.parameters`."""
+    """One gradient for each of `Dlrm.parameters`."""
 
 
 def dense_features(integers: NDArray[np.int64], dtype: Any = np.float32) -> Floats:
-    """Return log(1 + x), with 0 for negative x: counts spread over many orders of magnitude."""
+    """Return log(1 + x), with 0 for negative x: counts span many orders of magnitude."""
     return np.log1p(np.maximum(integers, 0)).astype(dtype)
 
 
 class Mlp:
-    """Layers of the given widths. `parameters` are W and b of each layer in turn, in place."""
+    """Layers of the given widths. `parameters` are W and b of each layer in order, not copies."""
 
     def __init__(
         self, widths: tuple[int, ...], rng: np.random.Generator, *, linear_end: bool, dtype: Any
     ) -> None:
         self.parameters: list[Floats] = []
         for inputs, outputs in pairwise(widths):
-            # He's scale for ReLU: it keeps the variance of activations from layer to layer.
+            # He initialization for ReLU: it keeps the variance of activations constant across
+            # layers.
             weights = rng.normal(0.0, np.sqrt(2.0 / inputs), (inputs, outputs))
             self.parameters += [weights.astype(dtype), np.zeros(outputs, dtype)]
         self.linear_end = linear_end
 
     def forward(self, x: Floats) -> list[Floats]:
-        """Return the activations of `x` (n, inputs), `x` first and the output last."""
+        """Return the activations of `x` (n, inputs): `x` first, the output last."""
         activations = [x]
         last = len(self.parameters) - 2
         for k in range(0, len(self.parameters), 2):
@@ -102,13 +102,14 @@ class Dlrm:
         self.parameters = [*self.bottom.parameters, *self.top.parameters]
 
     def scores(self, features: Floats, embeddings: Floats) -> Floats:
-        """Return the logits (n,) of `features` (n, integers), `embeddings` (n, columns, dim)."""
+        """Return the logits (n,) of `features` (n, integers) and `embeddings` (n, columns, dim)."""
         _, _, top = self._forward(features, embeddings)
         scores: Floats = top[-1][:, 0]
         return scores
 
     def gradients(self, features: Floats, embeddings: Floats, labels: Floats) -> Gradients:
-        """Return the mean logistic loss of a batch and its gradients; changes nothing."""
+        """Return the mean logistic loss of a batch and its gradients, without changing the
+        model."""
         bottom, vectors, top = self._forward(features, embeddings)
         logits = top[-1][:, 0]
         loss = np.mean(np.logaddexp(0, logits) - labels * logits)
@@ -123,7 +124,7 @@ class Dlrm:
     def _forward(
         self, features: Floats, embeddings: Floats
     ) -> tuple[list[Floats], Floats, list[Floats]]:
-        """Return the activations below, the vectors of all samples, and the activations above."""
+        """Return the bottom MLP's activations, all vectors, and the top MLP's activations."""
         bottom = self.bottom.forward(features)
         vectors = np.concatenate([bottom[-1][:, None], embeddings], axis=1)
         products = vectors @ vectors.transpose(0, 2, 1)
@@ -145,11 +146,11 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 class Adam:
-    """Adam for the dense part (Kingma and Ba, arXiv:1412.6980), which the trainer owns itself.
+    """Adam for the dense part (Kingma and Ba, arXiv:1412.6980), which belongs to the trainer.
 
     Each of `parameters`, which `step` changes in place, has a first and a second moment. The
-    store's Adam is apart from this one: it keeps state by row, and its bits are promised. Here
-    arrays are few and whole, and nothing is promised.
+    store's Adam is a separate implementation: it keeps state by row, and guarantees its bits. Here
+    the arrays are few and are updated as a whole, and no bits are guaranteed.
     """
 
     def __init__(
@@ -180,14 +181,15 @@ class Adam:
 
 
 def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float | None:
-    """Return the AUC of `scores` (n,) against `labels` (n,), 0 or 1; None if one does not occur.
+    """Return the AUC of `scores` (n,) against `labels` (n,), 0 or 1; None if one label is absent.
 
-    It is the probability that a positive sample scores above a negative one, ties counting half:
-    the Mann-Whitney statistic. With R the sum of the positives' ranks (ties share their mean rank),
+    The AUC is the probability that a positive sample scores above a negative sample, ties counting
+    half: the Mann-Whitney statistic. If R is the sum of the positives' ranks (ties share their mean
+    rank),
 
         AUC = (R - positives * (positives + 1) / 2) / (positives * negatives)
 
-    which costs one sort, where counting pairs would cost positives * negatives.
+    This costs one sort; counting pairs would cost positives * negatives.
     """
     positives = int(np.count_nonzero(labels))
     negatives = len(labels) - positives

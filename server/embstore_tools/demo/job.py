@@ -1,8 +1,9 @@
-"""A training job: model, data, way of training, and store.
+"""A training job: model, data, way to train, and store.
 
-The cache is made smaller than the tables (by default a fifth), so that rows leave it and come back
-all the time: hit rates then mean something, and so does the comparison with the check. In a session
-every row is there when its step asks, however small the cache; its figures show the cost.
+By default the cache has a fifth of the tables' bytes, so that rows are evicted and read again all
+the time. Otherwise hit rates, and the comparison with the check, would mean little. In a session
+every row is in the cache when its step needs it, however small the cache is; the session's stats
+show the cost.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,39 +21,39 @@ from embstore_tools.demo.training import table_configs
 from embstore_tools.demo.ways import Ahead, Calls, HotCold, Way
 
 DEFAULT_OPTIMIZER = RowWiseAdagrad(learning_rate=0.02)
-"""One fp32 of state for each row, as is usual for this model."""
+"""One float32 of state for each row, as is usual for this model."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job. Wrong values raise InvalidArgumentError when it is made."""
+    """A training job. Wrong values raise InvalidArgumentError in the constructor."""
 
     samples: int = 300_000
-    """Lines of the file to use at most: some ten seconds of training on two cores."""
+    """Most lines of the file to use; the default takes some ten seconds on two cores."""
     batch: int = 2048
-    """Lines of a step; a tenth of them is held out."""
+    """Lines per step; a tenth of them is held out."""
     dim: int = 16
-    """Dimension of all embeddings: DLRM's published configuration for this data."""
+    """Dimension of all embeddings, as in DLRM's published configuration for this data."""
     scale: float = 0.02
-    """Rows of a table for each category that its column has in Criteo Kaggle."""
+    """Rows of a table per category that its column has in Criteo Kaggle."""
     optimizer: Optimizer = DEFAULT_OPTIMIZER
     """The optimizer of the embeddings."""
     cache_bytes: int | None = None
-    """None: `cache_share` of the tables."""
+    """Bytes of the cache. None: `cache_share` of the tables."""
     cache_share: float = 0.2
-    """The cache's bytes for each byte of the tables, unless `cache_bytes` says how many."""
+    """The cache's bytes as a share of the tables' bytes, unless `cache_bytes` is given."""
     policy: str = "lru"
     """The eviction policy: "lru", "lfu" or "rank"."""
     way: Way = field(default_factory=Ahead)
     """The way to train."""
     framework: str = "numpy"
-    """The framework of the model; NumPy, or another one through its adapter."""
+    """The framework of the model: NumPy, or another framework through its adapter."""
     device: str = "cpu"
-    """Where it does: "cpu", or "cuda", "cuda:0" of Torch, with the store in the same process and on
-    the same GPU."""
+    """The model's device: "cpu", or Torch's "cuda" or "cuda:0"; on a GPU the store is in the same
+    process and on the same GPU."""
     sparse: bool = False
-    """Whether categories are hashed as text, into one table of sparse keys. The cache's share is
-    then relative to the rows of the dense tables."""
+    """Whether categories are hashed as text, into one table of sparse keys. The cache's share then
+    still refers to the rows of the dense tables."""
 
     def __post_init__(self) -> None:
         integer(self.samples, "samples", 2)
@@ -77,19 +78,19 @@ class Job:
                 f"expected framework torch on device {self.device}, found {self.framework}; give "
                 "--framework torch, or leave --device out"
             )
-        _ = self.configs  # dim and optimizer are checked where tables are
+        _ = self.configs  # checks dim and optimizer
 
     @property
     def configs(self) -> list[TableConfig]:
-        """The configurations of the columns' tables, in their order, or of the one of sparse
-        keys."""
+        """The configurations of the columns' tables, in the order of the columns, or of the one
+        table of sparse keys."""
         return table_configs(
             self.rows, dim=self.dim, optimizer=self.optimizer, is_sparse=self.sparse
         )
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of each column's table."""
+        """The number of rows of each column's table."""
         return scaled_rows(self.scale)
 
     @property
@@ -99,7 +100,7 @@ class Job:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, weights and optimizer state, of any of the tables."""
+        """Bytes of a row, weights and optimizer state; equal for all tables."""
         return Layout(self.dim, self.optimizer.state_dim(self.dim), self.optimizer.kind).row_bytes
 
     @property
@@ -109,17 +110,17 @@ class Job:
 
     @property
     def step_samples(self) -> int:
-        """Samples of a step: a block of lines without its held-out part."""
+        """The number of trained samples per step: a block of lines without its held-out part."""
         return self.batch - held_out_of(self.batch)
 
     @property
     def needs_profile(self) -> bool:
-        """Whether the file is to be counted before."""
+        """Whether accesses in the file must be counted before training."""
         return POLICIES[self.policy].has_levels or self.way.needs_profile
 
 
 def jobs_of(job: Job, hot_cold: HotCold) -> dict[str, Job]:
-    """Return the jobs to compare: `job` under each policy, and in each way."""
+    """Return the jobs to compare: `job` under each policy, and with each way to train."""
     return {
         "LRU": replace(job, policy="lru", way=Calls()),
         "LFU": replace(job, policy="lfu", way=Calls()),

@@ -1,8 +1,8 @@
-"""The progress of the demo, shown while it runs.
+"""Shows the progress of the demo while it runs.
 
-On a terminal each phase is a progress bar, and finished ones stay with the time they took. In a log
-file or a pipe, bars that redraw themselves are useless: a phase then writes a line at its
-beginning, its progress now and then, and its time at the end.
+On a terminal each phase is a progress bar, and a finished bar stays with the time it took. In a log
+file or a pipe, bars that redraw themselves are useless. There a phase writes a line at its
+beginning, its progress every few seconds, and its time at the end.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Advance(Protocol):
 
 
 class Phases:
-    """Shows one phase after the other on a console, while it is entered. One thread."""
+    """Shows phases on a console, each while it is entered. One thread."""
 
     def __init__(self, console: Console, prefix: str = "") -> None:
         self._console = console
@@ -41,14 +41,14 @@ class Phases:
         self._bars: Progress | None = None
 
     def titled(self, prefix: str) -> "Phases":
-        """Return phases that are shown where these are, with a prefix to each title."""
+        """Return phases that are shown in the same place, with a prefix to each title."""
         titled = Phases(self._console, prefix)
         titled._bars = self._bars
         return titled
 
     @contextmanager
     def shown(self) -> Iterator["Phases"]:
-        """Draw bars inside the with block, where the console is a terminal."""
+        """Draw bars inside the with block if the console is a terminal."""
         if not self._console.is_terminal or self._console.quiet:
             yield self
             return
@@ -66,7 +66,7 @@ class Phases:
 
     @contextmanager
     def phase(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """Show a phase of `total` things; None: their number is unknown."""
+        """Show a phase with `total` units of work. None: their number is unknown."""
         title = self._prefix + title
         if self._bars is None:
             yield from self._without_bars(title, total)
@@ -78,7 +78,7 @@ class Phases:
             bars.update(task, advance=count, note=escape(note))
 
         yield advance
-        # Done, also where it ended before its total or never had one.
+        # The bar is complete, even if the phase ended before its total or had no total.
         done = max(1, int(bars.tasks[task].completed))
         bars.update(task, total=done, completed=done)
 

@@ -1,9 +1,9 @@
-"""The store that a demo trains: of a server or a cluster of its own, or of one that runs. Where the
-model is on a GPU the store is in this process, and on that GPU.
+"""The store that a demo trains: on the demo's own server or cluster, or on a running one. If the
+model is on a GPU, the store is in this process, on that GPU.
 
-A cluster has two shards on this machine, by Ray, which share the cache that one server would have.
-One that runs is asked for nothing but tables of the demo's names, which it must not have; they are
-dropped again, with the demo's checkpoint.
+A cluster has two shards on this machine, on Ray. They share the cache budget that one server would
+have. A running store must not have tables with the demo's names. The demo creates these tables, and
+drops them afterwards, with its checkpoint.
 """
 
 import json
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 CHECKPOINT_LABEL = "trained"
 SHARDS = 2
-"""Shards of the demo's own cluster."""
+"""Number of shards of the demo's own cluster."""
 _TIMEOUT_S = 60.0
 
 
 class Served(NamedTuple):
-    """A store, and the network traffic to it."""
+    """A store, and its network traffic."""
 
     store: "Store"
     network_bytes: Callable[[], int] | None
-    """Returns the bytes of requests and replies so far; None: they are not counted."""
+    """Returns the bytes of requests and replies so far. None: they are not counted."""
 
 
 @contextmanager
@@ -45,12 +45,13 @@ def served(
     is_cluster: bool = False,
     address: str | None = None,
 ) -> Iterator[Served]:
-    """Connect to the store at `address`, or to one started here, which ends with the block.
+    """Connect to the store at `address`, or to a store that is started here and ends with the
+    block.
 
     Parameters
     ----------
-    counts_all : it counts keys of all lookups, for a report
-    is_cluster : start a cluster, and no server
+    counts_all : whether a store that is started counts the keys of all lookups, for a report
+    is_cluster : start a cluster instead of a server
     """
     with ExitStack() as running:
         if address is not None:
@@ -67,7 +68,7 @@ def served(
 
 @contextmanager
 def _server(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
-    from embstore_client import connect  # here, as only a run needs them
+    from embstore_client import connect  # here, because only a run needs it
     from embstore_server.setup.launch import ServerProcess
 
     options = ["--cache-bytes", str(job.store_cache_bytes), *_options(job, counts_all)]
@@ -78,7 +79,7 @@ def _server(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, s
 
 @contextmanager
 def _embedded(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
-    import embstore  # here, as only a run needs it
+    import embstore  # here, because only a run needs it
 
     device = job.device if ":" in job.device else f"{job.device}:0"
     with embstore.open(
@@ -93,7 +94,7 @@ def _embedded(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served,
 
 @contextmanager
 def _cluster(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
-    import embstore_cluster  # here, as only a run needs them
+    import embstore_cluster  # here, because only a run needs it
     from embstore_client import connect
 
     share = -(-job.store_cache_bytes // SHARDS)
@@ -134,7 +135,7 @@ def _options(job: Job, counts_all: bool) -> list[str]:
 
 
 def _network_bytes(admins: tuple[str, ...]) -> int:
-    """Ask servers for the bytes of all their calls' messages, without headers of the transport."""
+    """Ask servers for the bytes of all their calls' messages, without the transport's headers."""
     direct = build_opener(ProxyHandler({}))
     sent = 0
     for admin in admins:

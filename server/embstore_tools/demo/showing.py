@@ -1,4 +1,4 @@
-"""Results as tables on a console."""
+"""Prints results as tables on a console."""
 
 from rich.console import Console
 from rich.table import Table
@@ -95,7 +95,7 @@ def _hot(result: DemoResult) -> list[tuple[str, str]]:
 
 
 def _hits(session: SessionResult) -> str:
-    """Return the hit rate, which is 100 % only if not one key missed."""
+    """Return the hit rate as text; it says 100 % only if no key missed."""
     keys = f"of {session.lookup_keys:,} unique keys"
     if session.hit_rate == 1:
         return f"100 % {keys}"
@@ -149,10 +149,10 @@ def _compared(results: list[DemoResult]) -> list[tuple[str, list[str]]]:
 
 
 def percent(share: float | None) -> str:
-    """Return a share of 0 to 1 for people; None: it is not known."""
+    """Return a share of 0 to 1 as text; None: the share is not known."""
     return "-" if share is None else f"{share:.1%}"
 
 
 def megabytes(count: int | None) -> str:
-    """Return a number of bytes in MB; None: it is not known."""
+    """Return a number of bytes as text in MB; None: the number is not known."""
     return "-" if count is None else f"{count / 1e6:,.1f} MB"

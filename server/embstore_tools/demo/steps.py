@@ -1,13 +1,13 @@
-"""The input of training: batches, and the steps that they become in a loop.
+"""The input of training: batches, and the steps of a loop.
 
-A file is read in blocks of lines. Each tenth part of a block is held out, until there are
-HELD_OUT_MAX samples, and is never trained on: any file of a few lines has some, and one pass over a
-stream is enough. (In a real file they are as old as the training samples, so their AUC is a little
-better than the AUC of a future day.) It is taken from the block before anything else is done with
-it, so that the held-out samples are the same for all orders of the other samples.
+A file is read in blocks of lines. A tenth of each block is held out, until there are HELD_OUT_MAX
+samples, and is never trained on. So any file of a few lines has held-out samples, and one pass over
+a stream is enough. (In a real file they are as old as the training samples, so their AUC is a
+little better than the AUC of a future day.) They are taken from the block before any other step, so
+that the held-out samples are the same for all orders of the other samples.
 
-A batch is made on the reading thread, in a session the reader's, so it contains all its data.
-HeldOut has the held-out samples once reading has ended.
+A batch is made in the thread that reads (in a session, the session's reader), so it contains all
+its data. HeldOut has all held-out samples when reading has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,24 +23,25 @@ from embstore_tools.demo.criteo import Samples
 
 HELD_OUT_EVERY = 10
 HELD_OUT_MAX = 100_000
-"""Samples held out, at most: they give an AUC to about 0.002, and take 32 MB."""
+"""Most held-out samples: they determine the AUC to about 0.002, and take 32 MB."""
 
 
 def held_out_of(count: int) -> int:
-    """Return how many of a block's samples are held out."""
+    """Return the number of a block's samples that are held out."""
     return -(-count // HELD_OUT_EVERY)
 
 
 class HeldOut:
-    """The held-out samples of a file, in its order, collected as its blocks are read."""
+    """The held-out samples of a file, in the order of the file, collected as its blocks are
+    read."""
 
     def __init__(self) -> None:
         self.parts: list[Samples] = []
-        """The held-out part of each block. Iteration adds to it."""
+        """The held-out part of each block. `without` appends to this list."""
         self.count = 0
 
     def without(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
-        """Yield the rest of each block, if there is any."""
+        """Yield each block without its held-out part, unless no samples remain."""
         for block in blocks:
             count = held_out_of(len(block))
             if self.count + count > HELD_OUT_MAX:
@@ -55,7 +56,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one step."""
+    """The samples of one step."""
 
     labels: NDArray[np.float32]
     """(n,)"""
@@ -69,16 +70,16 @@ class Batch:
 
 
 def batches(blocks: Iterable[Samples], rows: tuple[int, ...]) -> Iterator[Batch]:
-    """Yield a batch for each block; `rows` are the numbers of rows of the columns' tables."""
+    """Yield a batch for each block; `rows` has the number of rows of each column's table."""
     for block in blocks:
         yield Batch(block.labels, block.integers, keys_by_table(block.categories, rows))
 
 
 class TrainingStep(NamedTuple):
-    """A step of training, in a session or not."""
+    """A step of training, with or without a session."""
 
     batch: Batch
     lookup: Callable[[], dict[str, Rows]]
-    """Returns a row for each key of the batch, in its order: (n, dim) by table."""
+    """Returns a row for each key of the batch, in the batch's order: (n, dim) by table."""
     update: Callable[[Mapping[str, Rows]], object]
     """Applies a gradient for each key of the batch, (n, dim) by table."""

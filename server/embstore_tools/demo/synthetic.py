@@ -1,16 +1,16 @@
-"""A file in the Criteo format with a signal planted in it, for tests without the real one.
+"""Writes a file in the Criteo format with a planted signal, for tests without the real file.
 
-It has the properties of a real file that matter to an embedding store: 26 columns of very unlike
-size, categories that follow Zipf's law (a few are in every batch, most are rare), empty fields.
-Labels are drawn from a logistic model, so that a model can learn and a held-out AUC is meaningful:
+It has the properties of a real file that matter to an embedding store: 26 columns of very different
+sizes, categories that follow Zipf's law (a few are in every batch, most are rare), empty fields.
+Labels are drawn from a logistic model, so that a model can learn, and a held-out AUC is meaningful:
 
     logit = bias + sum over integers of w * log(1 + x) + sum over columns of the category's effect
 
-w and the effects are normal, drawn once. A category's rank in its column's law is scattered over
-the ids by a permutation, as heat is in a hashed table.
+w and the effects are normal, drawn once. A permutation scatters the ranks of a column's categories
+over the ids, as hot rows are scattered over a hashed table.
 
-A category's token is an id plus a multiple of the table's rows, so that a reader that takes it
-modulo these rows gets the id again: columns of three categories keep three.
+A category's token is an id plus a multiple of the table's rows, so a reader that takes the token
+modulo these rows gets the id: columns of three categories keep three.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,13 @@ _INTEGERS_STD = 0.8
 _CATEGORIES_STD = 1.8
 """Standard deviations of the two sums of the logit."""
 _MISSING_MAX = 0.15
-"""A column's share of empty fields is uniform below this."""
+"""A column's share of empty fields is uniform between 0 and this."""
 
 Ints = NDArray[np.int64]
 
 
 class _Column:
-    """One categorical column: its law, its tokens as text, and the effect of each category."""
+    """One categorical column: its distribution, its tokens as text, and each category's effect."""
 
     def __init__(self, rows: int, rng: np.random.Generator, spread: float) -> None:
         self._ids = rng.permutation(rows)
@@ -56,7 +56,7 @@ class _Column:
 
 
 class Source:
-    """Draws samples of the planted model: one seed, one file."""
+    """Draws samples from the planted model; each seed makes one file."""
 
     def __init__(self, rows: tuple[int, ...], seed: int) -> None:
         self._rng = rng = np.random.default_rng(seed)
@@ -67,10 +67,10 @@ class Source:
         self._missing = rng.uniform(0.0, _MISSING_MAX, INTEGERS + len(rows))
 
     def lines(self, count: int) -> list[str]:
-        """Return the next `count` lines, without their ends."""
+        """Return the next `count` lines, without line ends."""
         rng, columns = self._rng, self._columns
         integers = np.exp(rng.normal(self._logs_mean, 1.0, (count, INTEGERS))).astype(np.int64)
-        integers -= 1  # some are then negative, as some of the real ones are
+        integers -= 1  # some become negative, as in the real file
         ids = np.stack([column.draw(count, rng) for column in columns], axis=1)
         missing = rng.random((count, len(self._missing))) < self._missing
         integers[missing[:, :INTEGERS]] = 0
@@ -100,7 +100,7 @@ def write(
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write `samples` lines to a new file; `advance` is called with the number of further ones.
+    """Write `samples` lines to a new file; call `advance` with the number of lines of each block.
 
     Parameters
     ----------

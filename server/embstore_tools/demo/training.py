@@ -6,13 +6,13 @@ One step is one batch of samples, one lookup and one update over all 26 tables:
                |  equal, to the bit?               |
             check.lookup                        check.update
 
-The way (ways.py) gives the steps, and the framework (frameworks) computes the model; the loop is
-the same for all.
+The way to train (ways.py) provides the steps, and the framework (frameworks) computes the model.
+The loop is the same for all ways and frameworks.
 
-The check looks up the same rows before each step, so a difference is found and reported in the step
-after the one that made it; training stops there, because everything after it would differ.
+The check looks up the same rows in each step. So a difference is found and reported in the step
+after the step that caused it. Training stops there, because everything after it would differ.
 
-Held-out samples are looked up with admit=False: evaluation leaves the cache as training left it.
+Held-out samples are looked up with admit=False, so evaluation does not change the cache.
 """
 
 from collections import defaultdict
@@ -38,27 +38,27 @@ from embstore_tools.demo.ways import Feed
 if TYPE_CHECKING:
     from embstore.handles.store import Store
 
-_LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
+_LOSS_MEMORY = 0.95  # the shown loss is a mean over about twenty steps
 
 
 @dataclass
 class Trained:
     """The result of training; times in seconds, by activity.
 
-    "read" is the loop's wait for its next step. In a session another thread reads, and announces,
-    so it is short once that thread is ahead; where rows are exchanged, it includes the exchange.
+    "read" is the loop's wait for its next step. In a session another thread reads and announces, so
+    the wait is short once that thread is ahead. If rows are exchanged, it includes the exchange.
     """
 
     steps: int = 0
     samples: int = 0
     loss: float = float("nan")
     first_difference: str | None = None
-    """Where a row looked up first differed from the check's, or None."""
+    """Where a looked-up row first differed from the check's row, or None."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def samples_per_second(self) -> float:
-        """Samples a second of training, without the time of the dense check."""
+        """Trained samples per second, without the time of the dense check."""
         return self.samples / (sum(self.seconds.values()) - self.seconds["check"])
 
     @contextmanager
@@ -72,10 +72,10 @@ class Trained:
 def table_configs(
     rows: tuple[int, ...], *, dim: int, optimizer: Optimizer, is_sparse: bool = False
 ) -> list[TableConfig]:
-    """Return the configuration of each column's table, or of the one of sparse keys.
+    """Return the configuration of each column's table, or of the one table of sparse keys.
 
-    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are; for sparse keys `rows` is the sum
-    of all.
+    Initial rows are uniform within 1 / sqrt(rows), as in DLRM. For sparse keys `rows` is the sum
+    over all columns.
     """
     tables = {table_name(column): count for column, count in enumerate(rows)}
     if is_sparse:
@@ -94,7 +94,7 @@ def table_configs(
 
 
 class Trainer:
-    """A DLRM whose embeddings are in a store, and in a dense check as well. One thread."""
+    """A DLRM whose embeddings are both in a store and in a dense check. One thread."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Trainer:
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
-        """Make the tables and the model."""
+        """Create the tables and the model."""
         self.check = DenseTables(configs)
         self.held_out = HeldOut()
         self.result = Trained()
@@ -122,7 +122,7 @@ class Trainer:
 
         Parameters
         ----------
-        feed : makes steps of blocks; a thread of its own may read them
+        feed : makes steps from blocks; it may read the blocks in a separate thread
         """
         steps = feed.steps(self.held_out.without(blocks))
         while self.result.first_difference is None:
@@ -136,7 +136,7 @@ class Trainer:
             raise InvalidArgumentError("expected at least two samples, one of them to hold out")
 
     def held_out_auc(self, advance: Advance) -> float | None:
-        """Return the AUC of the held-out samples; None if they have one label only."""
+        """Return the AUC of the held-out samples; None if all of them have the same label."""
         parts = []
         for samples in self.held_out.parts:
             keys = keys_by_table(samples.categories, self._rows)

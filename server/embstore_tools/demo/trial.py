@@ -1,9 +1,9 @@
-"""One job, from a file to a result: train through a store, then compare it with the dense check.
+"""One job, from a file to a result: trains through a store, then compares it with the dense check.
 
-Where the policy or the way needs the rows' frequencies, the file is counted first: batch by batch,
-and only the samples to train on, as held-out samples leave no trace in a cache. Therefore the
-profile records exactly the later calls. Under the rank policy the store is then given the profile,
-and its cache is warmed by it.
+If the policy or the way to train needs the rows' frequencies, the file is counted first. It is
+counted batch by batch, without held-out samples, because these do not change a cache. So the
+profile records exactly the calls of the training. Under the rank policy, the profile is then
+imported into the store, and the store's cache is warmed with it.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from embstore_training.history import RunHistory
 
 WARMED_SHARE = 0.7
-"""Share of the cache's slots; the others are for rows that the profile ranks lower."""
+"""Share of the cache's slots to warm; the other slots are for rows that the profile ranks lower."""
 _COUNTERS = "unique_hits", "unique_keys", "access_hits", "accesses"
 
 
@@ -48,7 +48,7 @@ def check_readable(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Counted:
-    """A profile, and how long it took."""
+    """A profile, and the seconds spent on counting it."""
 
     profile: Profile
     seconds: float
@@ -56,7 +56,7 @@ class Counted:
 
 def count_first(job: Job, path: Path, phases: Phases) -> Counted:
     """Count the accesses of a job's training."""
-    # Here, because they read files by the demo's reader, and only a run needs them.
+    # Imported here, because they use the demo's reader, and only a run needs them.
     from embstore_tools.profiling.count import Counting, SampleCounter
     from embstore_tools.profiling.readers import Chunk, Column
 
@@ -77,7 +77,7 @@ def read_samples(job: Job, path: Path) -> Iterator[criteo.Samples]:
 
 
 def lines_trained(job: Job, path: Path) -> int:
-    """Return about how many lines will be trained on: from the file's size and first lines."""
+    """Return roughly the number of lines to train on, from the file's size and first lines."""
     with path.open("rb") as file:
         lines = file.readlines(1 << 20)
     whole = path.stat().st_size * len(lines) // max(1, sum(map(len, lines)))
@@ -99,13 +99,13 @@ def train_and_compare(
 
     Parameters
     ----------
-    counted : the result of `count_first`; None: the file is counted here, if that is needed
-    network_bytes : returns the bytes sent over the network so far; None: there is none
-    report : path of a session's report, and with .json of its data; None: none is written
+    counted : the result of `count_first`. None: the file is counted here if needed
+    network_bytes : returns the bytes sent over the network so far. None: there is no network
+    report : path of a session's report; its data is written with the suffix .json. None: no report
 
     Raises
     ------
-    InvalidArgumentError : a line of the file is malformed; a budget is smaller than one row.
+    InvalidArgumentError : a line of the file is malformed; or a budget is smaller than one row.
     """
     trainer = Trainer(store, job.configs, framework=job.framework, device=job.device)
     if job.needs_profile and counted is None:
@@ -126,7 +126,7 @@ def train_and_compare(
         session, hot = feed.session(), feed.hot()
         _write_report(feed.history(), report)
     moved = network_bytes() - moved_before if network_bytes else None
-    shards = shards_of(store.stats())  # now: the rest is no training
+    shards = shards_of(store.stats())  # before evaluation, which is no training
     with phases.phase("evaluating", trainer.held_out.count) as advance:
         auc = trainer.held_out_auc(advance)
     trained = trainer.result
@@ -160,7 +160,7 @@ def _of_job(job: Job, rows: int) -> dict[str, Any]:
 
 
 def _of_digests(trainer: Trainer, store: "Store", phases: Phases) -> dict[str, Any]:
-    """Return how the store's tables differ from the dense check's."""
+    """Return how the store's tables differ from the tables of the dense check."""
     found, expected = {}, {}
     with phases.phase("comparing digests", len(trainer.tables)) as advance:
         for name in trainer.tables:
@@ -178,7 +178,7 @@ def _of_digests(trainer: Trainer, store: "Store", phases: Phases) -> dict[str, A
 def _prepare(
     job: Job, store: "Store", counted: Counted | None, phases: Phases
 ) -> PopularityResult | None:
-    """Give the store the profile and warm its cache, under the policy that uses it."""
+    """Import the profile into the store and warm its cache, if the policy uses a profile."""
     if counted is None:
         return None
     rows = sum(len(table.keys) for table in counted.profile.tables.values())
@@ -200,7 +200,7 @@ def _prepare(
 def _of_store(
     shards: Sequence[Mapping[str, Any]], session: SessionResult | None, hot: HotColdResult | None
 ) -> dict[str, Any]:
-    """Return the figures of a store's shards, and of its session, during training."""
+    """Return the stats of a store's shards, and of its session, during training."""
     pools = [pool for shard in shards for pool in shard["cache"]["pools"]]
     hits_unique, hits_access = _hit_rates(pools, session, hot)
     return {
@@ -217,9 +217,10 @@ def _of_store(
 def _hit_rates(
     pools: Sequence[Mapping[str, int]], session: SessionResult | None, hot: HotColdResult | None
 ) -> tuple[float, float | None]:
-    """Return hits by unique key and by access of all lookups, in the store and in a replica.
+    """Return the hit rates by unique key and by access of all lookups, in the store and in a
+    replica.
 
-    In a session they are the session's; lookups in a replica are hits.
+    In a session they are the session's hit rates; lookups in a replica are hits.
     """
     if session is None:
         sums = {name: sum(pool[name] for pool in pools) for name in _COUNTERS}

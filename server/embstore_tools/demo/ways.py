@@ -1,15 +1,14 @@
-"""The ways to train: the sources of a loop's steps and their rows.
+"""The ways to train: where a loop's steps and their rows come from.
 
-    Calls     a step is a lookup and an update like any other; the next step is not known
-    Ahead     a session: a thread reads batches ahead and announces their keys, and the store brings
-              their rows before the step asks
+    Calls     a step is a lookup and an update as usual; the store does not know the next step
+    Ahead     a session: a thread reads batches ahead and announces their keys, and the store reads
+              their rows into the cache before the step needs them
     HotCold   a session as well, for the batches that need the store; samples whose rows are all hot
-              make batches of their own, which are trained on a replica here
+              form separate batches, which are trained on a replica in this process
 
-The loop cannot tell the ways apart: the **feed** of each gives it steps, one after the other.
-Neither Ahead nor any cache changes a bit of the tables. HotCold changes the order of the samples,
-and so the learnt weights, a little; for the order that it makes, the bits are the same as in any
-other way.
+The loop does not depend on the way: the **feed** of each way yields the steps. Neither Ahead nor
+any cache changes a bit of the tables. HotCold changes the order of the samples, and so, slightly,
+the learnt weights. For that order, the bits are the same as with any other way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WayInput:
-    """The input of a way."""
+    """The input of a way to train."""
 
     store: "Store"
     rows: dict[str, int]
-    """Rows of each table, in the order of the columns."""
+    """Number of rows of each table, in the order of the columns."""
     row_bytes: int
-    """Bytes of a row of any of them, weights and state."""
+    """Bytes of a row of any table, weights and state."""
     batch: int
-    """Samples of a step."""
+    """Number of samples per step."""
     profile: Profile | None
-    """There for the ways that need one."""
+    """The profile, for the ways that need one."""
     keeps_history: bool = False
     """Whether a session keeps a history of its steps."""
 
@@ -54,14 +53,14 @@ class WayInput:
 
 
 def session_of(material: WayInput) -> SessionResult:
-    """Return the figures so far of the session that has the tables."""
+    """Return the present stats of the session that holds the tables."""
     first = next(iter(material.rows))
     open_ones = [shard["sessions"]["open"] for shard in shards_of(material.store.stats())]
     return SessionResult.of([s for of_shard in open_ones for s in of_shard if first in s["tables"]])
 
 
 class Feed:
-    """A way under way: by single calls, where no other kind says otherwise."""
+    """The source of a loop's steps. This class uses single calls; subclasses use sessions."""
 
     def __init__(self, material: WayInput) -> None:
         self._material = material
@@ -77,15 +76,15 @@ class Feed:
         self._material.store.update({t: (batch.keys[t], rows) for t, rows in gradients.items()})
 
     def session(self) -> SessionResult | None:
-        """Return the figures of its session so far; None: it has none."""
+        """Return the present stats of the feed's session. None: it has no session."""
         return None
 
     def hot(self) -> HotColdResult | None:
-        """Return the figures of hot/cold training; None: this way has none."""
+        """Return the stats of hot/cold training. None: this way has none."""
         return None
 
     def history(self) -> "RunHistory | None":
-        """Return the history of its session's steps; None: none was to be kept."""
+        """Return the history of the session's steps. None: no history was to be kept."""
         return None
 
 
@@ -97,7 +96,7 @@ class _AheadFeed(Feed):
 
     def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
         if self._material.keeps_history:
-            from embstore_training.history import RunHistory  # here, as only a run needs it
+            from embstore_training.history import RunHistory  # here, because only a run needs it
 
             self._history = RunHistory(self._material.store, self._run)
         for step in self._run.steps(self._material.batches(blocks), lambda batch: batch.keys):
@@ -113,7 +112,7 @@ class _AheadFeed(Feed):
 
 
 class _HotColdFeed(_AheadFeed):
-    """Gives samples away in columns, and takes steps of them back."""
+    """Passes samples as columns to a hot/cold run, which arranges them in steps."""
 
     def __init__(self, material: WayInput, run: Any, chosen: HotSet, budget_bytes: int) -> None:
         super().__init__(material, run)
@@ -131,7 +130,7 @@ class _HotColdFeed(_AheadFeed):
                 self._hot_keys += sum(len(np.unique(keys)) for keys in batch.keys.values())
 
     def _chunks(self, blocks: Iterable[Samples]) -> Iterator[dict[str, Any]]:
-        """Yield blocks in columns: labels and dense features travel with the ids."""
+        """Yield blocks as columns: labels and dense features are passed together with the ids."""
         for batch in self._material.batches(blocks):
             yield {"labels": batch.labels, "integers": batch.integers, **batch.keys}
 
@@ -159,7 +158,7 @@ class Calls:
     """Training by single calls."""
 
     needs_profile = False
-    """Whether the file is to be counted before."""
+    """Whether accesses in the file must be counted before training."""
 
     @contextmanager
     def opened(self, material: WayInput) -> Iterator[Feed]:
@@ -169,10 +168,10 @@ class Calls:
 
 @dataclass(frozen=True)
 class Ahead:
-    """In a look-ahead session."""
+    """Training in a look-ahead session."""
 
     lookahead: int = 16
-    """Steps that are announced beyond the last finished one, at most."""
+    """Most steps that are announced beyond the last finished step."""
     needs_profile = False
 
     def __post_init__(self) -> None:
@@ -180,21 +179,21 @@ class Ahead:
 
     @contextmanager
     def opened(self, material: WayInput) -> Iterator[Feed]:
-        """Hold the session while the with block runs."""
+        """Open a session, and feed a loop inside the with block."""
         with material.store.session(list(material.rows), lookahead=self.lookahead) as run:
             yield _AheadFeed(material, run)
 
 
 @dataclass(frozen=True)
 class HotCold:
-    """All-hot batches on a replica, the others in a look-ahead session."""
+    """Training of all-hot batches on a replica, and of other batches in a look-ahead session."""
 
     budget_bytes: int = 4 << 20
-    """Bytes of the hot rows, weights and state. In the default demo these rows take 97 % of the
-    accesses, and four samples in ten have no other ids; 16 MiB would hold all rows that it ever
-    uses."""
+    """Bytes of the hot rows, weights and state. In the default demo these rows get 97 % of the
+    accesses, and four samples in ten have no other ids. With 16 MiB all rows that the demo ever
+    uses would be hot."""
     lookahead: int = Ahead.lookahead
-    """Steps that the session announces beyond the last finished one, at most."""
+    """Most steps that the session announces beyond the last finished step."""
     needs_profile = True
 
     def __post_init__(self) -> None:
@@ -203,8 +202,8 @@ class HotCold:
 
     @contextmanager
     def opened(self, material: WayInput) -> Iterator[Feed]:
-        """Hold session and replica while the with block runs."""
-        from embstore_training.hotcold import HotColdRun  # here, as only a run needs it
+        """Open a session and a replica, and feed a loop inside the with block."""
+        from embstore_training.hotcold import HotColdRun  # here, because only a run needs it
 
         assert material.profile is not None
         costs = dict.fromkeys(material.rows, material.row_bytes)

@@ -1,9 +1,9 @@
 """Profiles from files: the work of the commands profile, size and hotset.
 
     readers   files of training samples (Criteo TSV, Parquet) as a stream of chunks
-    count     chunks -> embstore.profiles.profile.Profile, in bounded memory
+        count     chunks to embstore.profiles.profile.Profile, in bounded memory
     plots     stats and curves of a profile, as text for the terminal, and as PNG
 
-Modules that need pyarrow, matplotlib or plotext are loaded on use; these packages come with the
-extra `data`.
+Modules that need pyarrow, matplotlib or plotext are loaded when they are used; these packages come
+with the extra `data`.
 """

@@ -1,26 +1,26 @@
-"""Files -> a profile: counts of a sample of the samples, whole samples, and a trace.
+"""From files to a profile: counts from a sample of the samples, whole samples, and a trace.
 
-All three are made in one pass over a **stream**: the samples of all files in their order, numbered
-from 0. The treatment of sample i depends on i, the seed and its ids alone, so the same files give
-the same profile however they are cut into chunks:
+All three are made in one pass over a **stream**: the samples of all files in order, numbered from
+0. The treatment of sample i depends only on i, the seed and the sample's ids, so the same files
+give the same profile however they are cut into chunks:
 
-    counted    iff hash(seed, i) < rate * 2**64; all, at rate 1
-    kept       iff its hash of another kind is among the SAMPLES_MAX smallest: a uniform sample, and
-               one that has nothing to do with which were counted (a row is hot because of the
-               samples that were counted; asked of those alone, hot sets would look too good)
+    counted    iff hash(seed, i) < rate * 2**64; all samples at rate 1
+    kept       iff a second hash of i is among the SAMPLES_MAX smallest: a uniform sample, and
+               independent of which samples were counted. (A row is hot because of the counted
+               samples, so hot sets would look too good if they were tested on these samples.)
     recorded   in a call with the other samples of [c * batch, (c + 1) * batch); calls are recorded
-               from all samples, since one with a part of its keys would be no call
+               with all their samples, because a call with a part of its keys would be no real call
 
-hash is SplitMix64 (Steele, Lea, Flood: OOPSLA 2014), whose output i can be had directly: one to one
-over i, so no two samples are equal.
+The hash is SplitMix64 (Steele, Lea, Flood: OOPSLA 2014), whose output i can be computed directly.
+It is one to one over i, so no two samples have equal hashes.
 
-Samples are kept unchanged, each with its full lists. Where all of these would have more than
-SAMPLE_IDS_MAX ids, fewer are kept: still the samples of the smallest hashes, as many as have no
-more ids together. In this way one long list displaces only a few samples.
+Samples are kept unchanged, each with its full lists. If they would have more than SAMPLE_IDS_MAX
+ids together, fewer samples are kept: those of the smallest hashes, as long as their ids stay within
+that number. So one long list displaces only a few samples.
 
-**Memory** is bounded for any files: the counters and the recorder by their own bounds
-(`KeyCounter`, `Recorder`), kept samples by twice SAMPLES_MAX and twice SAMPLE_IDS_MAX, one chunk,
-and one batch.
+**Memory** is bounded for any files. The counters and the recorder have bounds of their own
+(`KeyCounter`, `Recorder`). Kept samples are bounded by twice SAMPLES_MAX and twice SAMPLE_IDS_MAX,
+one chunk, and one batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,13 +37,13 @@ from embstore.profiles.profile import Profile, Samples
 from embstore_tools.profiling.readers import Chunk, Column, SampleFile
 
 SAMPLES_MAX = 16_384
-"""A share of samples is then known to 0.8 points, 19 times of 20."""
+"""Most kept samples. A share of samples is then known to 0.8 points, 19 times of 20."""
 SAMPLE_IDS_MAX = 1 << 22
-"""Ids of all kept samples: long lists are kept of fewer samples."""
+"""Most ids of all kept samples: of samples with long lists, fewer are kept."""
 KEYS_MAX = 1 << 22
-"""Distinct keys of a table that are counted exactly, unless it is said otherwise."""
+"""Default for the number of distinct keys of a table that are counted exactly."""
 
-_KEYS_MAX_LEAST = 2  # KeyCounter's own
+_KEYS_MAX_LEAST = 2  # as KeyCounter requires
 _COUNTED, _KEPT = 0, 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -60,9 +60,9 @@ class Counting:
     rate: float = 1.0
     seed: int = 0
     batch: int = 2048
-    """Samples of a recorded call."""
+    """Number of samples per recorded call."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Rows by table: larger ids are refused. Absent: unknown; SPARSE_ROWS: of sparse keys."""
+    """Rows by table: larger ids are refused. Absent: unknown. SPARSE_ROWS: keys are sparse."""
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:
@@ -78,7 +78,8 @@ class Counting:
             check(is_so, f"rows from 1 to {ROWS_MAX}", rows, f"table {name!r}: ")
 
     def keys(self, column: int, ids: Keys, place: str) -> Keys:
-        """Return the keys of a column's ids, which must be below the rows of its table."""
+        """Return the keys of a column's ids, after checking that they are below the table's
+        rows."""
         name = self.tables[column]
         if not len(ids):
             return ids
@@ -90,8 +91,8 @@ class Counting:
         return ids
 
     def rows_of(self, name: str) -> int:
-        """Return the rows of a table as its profile says them: 0 where they are not known, and of
-        sparse keys."""
+        """Return the rows of a table for its profile: 0 if they are not known, or if keys are
+        sparse."""
         rows = self.rows.get(name, 0)
         return 0 if rows == SPARSE_ROWS else rows
 
@@ -99,7 +100,7 @@ class Counting:
 def count_files(
     files: Iterable[SampleFile], counting: Counting, advance: Callable[[int], None] = lambda _: None
 ) -> "SampleCounter":
-    """Count the samples of files, one after the other; `advance` is called with the bytes read."""
+    """Count the samples of files, one file after the other; call `advance` with the bytes read."""
     counter = SampleCounter(counting)
     for file in files:
         for chunk in file.chunks():
@@ -121,12 +122,12 @@ class SampleCounter:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the counters and the recorder."""
+        """Bytes of memory of the counters and the recorder."""
         counters = sum(counter.memory_bytes for counter in self._counters.values())
         return counters + self._calls.recorder.memory_bytes
 
     def add(self, chunk: Chunk) -> None:
-        """Take the next samples of the stream, or none of them where an id is no key."""
+        """Take the next samples of the stream. If an id is no key, take none of them."""
         columns = [
             Column(self._counting.keys(i, column.ids, chunk.place), column.offsets)
             for i, column in enumerate(chunk.columns)
@@ -143,7 +144,7 @@ class SampleCounter:
         self.samples += chunk.samples
 
     def profile(self) -> Profile:
-        """Return the profile of the stream so far. It ends the call that is being recorded."""
+        """Return the profile of the stream so far. This ends the call that is being recorded."""
         self._calls.finish()
         counting = self._counting
         tables = {
@@ -160,13 +161,13 @@ class SampleCounter:
 
 
 def sample_hashes(seed: int, kind: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Return the hashes (count,) of the samples from `first` on; different ones for every kind."""
+    """Return the hashes (count,) of the samples from `first` on; each kind has different hashes."""
     start = _mixed(np.array([(seed + kind * _GOLDEN) & _MASK], np.uint64))
     return _mixed(start + np.arange(first, first + count, dtype=np.uint64) * np.uint64(_GOLDEN))
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return SplitMix64's output function of each value: one to one."""
+    """Return SplitMix64's output function of each value; it is one to one."""
     z = values
     for shift, multiplier in _ROUNDS:
         z = (z ^ (z >> np.uint64(shift))) * np.uint64(multiplier)
@@ -178,14 +179,14 @@ class _KeptSamples:
 
     A sample is kept if its hash is among the SAMPLES_MAX smallest, and its ids, with the ids of all
     samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one is kept. Further
-    samples can only make both conditions harder. Therefore a sample that is left out once stays
+    samples can only make both conditions harder to meet. So a sample that is left out once stays
     left out, and so do all samples of larger hashes.
     """
 
     def __init__(self, tables: tuple[str, ...], seed: int) -> None:
         self._tables = tables
         self._seed = seed
-        self._limit: int | np.uint64 = 1 << 64  # from it on none is kept any more
+        self._limit: int | np.uint64 = 1 << 64  # no sample of this hash or more is kept
         self._hashes: list[NDArray[np.uint64]] = []
         self._columns: list[list[Column]] = []
         self._kept_ids = 0
@@ -198,7 +199,7 @@ class _KeptSamples:
             self._keep()
 
     def _choose(self, hashes: NDArray[np.uint64], columns: Sequence[Column]) -> None:
-        """Keep the samples that may be kept."""
+        """Keep the samples whose hashes are below the limit."""
         wanted = hashes < self._limit
         if wanted.any():
             self._hashes.append(hashes[wanted])
@@ -206,7 +207,7 @@ class _KeptSamples:
             self._kept_ids += sum(len(column.ids) for column in self._columns[-1])
 
     def _keep(self) -> None:
-        """Leave out samples that are not kept any more, and join the rest."""
+        """Leave out samples that are beyond the bounds now, and join the remaining samples."""
         hashes = np.concatenate(self._hashes)
         columns = [Column.joined(pieces) for pieces in zip(*self._columns, strict=True)]
         order = np.argsort(hashes)
@@ -219,7 +220,7 @@ class _KeptSamples:
         self._choose(hashes, columns)
 
     def samples(self) -> Samples | None:
-        """Return the samples; None, where there is none, or none has an id."""
+        """Return the samples, or None if there is no sample, or no sample has an id."""
         if not self._kept_ids:
             return None
         self._keep()
@@ -236,7 +237,7 @@ class _Calls:
         self._tables = counting.tables
         self._batch = counting.batch
         self._pieces: list[list[Column]] = []
-        self._kept = 0  # samples in the pieces, fewer than a batch
+        self._kept = 0  # number of samples in the pieces, fewer than a batch
 
     def add(self, columns: Sequence[Column]) -> None:
         start, count = 0, len(columns[0])
@@ -249,7 +250,7 @@ class _Calls:
             start = stop
 
     def finish(self) -> None:
-        """Record the incomplete running call."""
+        """Record the current call, even if it has fewer samples than a batch."""
         if not self._kept:
             return
         pieces = [

@@ -1,9 +1,9 @@
-"""The display of a profile: stats by table, and curves as text (plotext) and as PNG (matplotlib).
+"""Displays a profile: stats by table, and curves as text (plotext) and as PNG (matplotlib).
 
-Both draw the same: several curves over one axis of sizes, which spans orders of magnitude and so is
-logarithmic, with shares from 0 to 1 above it. They come with the extra `data`; a picture that
-cannot be drawn is refused before the work whose result it shows, and a text plot that cannot be
-drawn is a line that says so.
+Both outputs draw the same plot: several curves over one axis of sizes. The axis spans orders of
+magnitude, so it is logarithmic; the curves are shares from 0 to 1. Both packages come with the
+extra `data`. A picture that cannot be drawn is refused before the work whose result it shows. A
+text plot that cannot be drawn is replaced by a line with the reason.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ class Curve:
 
     name: str
     x: NDArray[np.float64]
-    """Ascending; values that are not above 0 have no place on the axis and are left out."""
+    """Ascending. Values that are not above 0 cannot be drawn on the axis, and are left out."""
     y: NDArray[np.float64]
     """Shares, from 0 to 1."""
 
     def drawn(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the points that have a place on the axis."""
+        """Return the points that can be drawn on the axis."""
         return self.x[self.x > 0], self.y[self.x > 0]
 
 
@@ -59,7 +59,7 @@ class Plot:
     y_label: str
     curves: Sequence[Curve]
     x_is_share: bool = True
-    """Whether the axis has shares, which are written as per cent."""
+    """Whether the axis has shares, which are labelled in per cent."""
 
 
 def text(plot: Plot) -> str:
@@ -72,7 +72,7 @@ def text(plot: Plot) -> str:
     except ModuleNotFoundError:
         return f"(a plot here {_NEEDED})"
     figure.clear.all()
-    terminal.limit(False, False)  # a file's text does not depend on the terminal's width
+    terminal.limit(False, False)  # the text must not depend on the terminal's width
     figure.plot_size(TEXT_COLUMNS, TEXT_LINES)
     figure.legend(False)  # it would cover the curves
     legend = ""
@@ -94,14 +94,14 @@ def text(plot: Plot) -> str:
 
 
 def _decades(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the axis' ends as powers of ten; some way apart, however few points there are."""
+    """Return the axis' ends as powers of ten. They differ, however few points there are."""
     x = np.log10(np.concatenate([[*curve.drawn()[0]] for curve in curves] or [[1.0]]))
     low, high = (float(x.min()), float(x.max())) if len(x) else (0.0, 0.0)
     return (low, high) if high > low else (low - 1, high)
 
 
 def _ticks(low: float, high: float, plot: Plot) -> tuple[list[float], list[str]]:
-    """Return whole decades, as many as fit, and their labels."""
+    """Return whole powers of ten, as many as fit, and their labels."""
     decades = range(ceil(low - _SLACK), floor(high + _SLACK) + 1)
     decades = decades[:: -(-len(decades) // _TICKS_MAX) or 1]
     written = [
@@ -146,12 +146,12 @@ def _draw(axes: Any, plot: Plot) -> None:
 
 
 def known_rows(table: TableProfile) -> int:
-    """Return a table's rows, or where their number was not given, the rows that were seen."""
+    """Return a table's rows, or the number of rows that were seen if it was not given."""
     return table.rows or len(table.keys)
 
 
 def table_facts(table: TableProfile) -> dict[str, Any]:
-    """Return the figures of a table, as JSON knows them."""
+    """Return the stats of a table as JSON values."""
     return {
         "rows": table.rows or None,
         "accesses": table.accesses,
@@ -164,7 +164,7 @@ def table_facts(table: TableProfile) -> dict[str, Any]:
 
 
 def coverage_plot(profile: Profile, *, by_table: bool) -> Plot:
-    """Return the share of accesses over the share of rows: of all tables, or of each as well."""
+    """Return the share of accesses over the share of rows: of all tables, or also of each table."""
     shares = np.geomspace(_LEAST_SHARE, 1, _POINTS)
     curves = [Curve("all tables", shares, overall_coverage(profile, shares))]
     if by_table:
@@ -175,7 +175,7 @@ def coverage_plot(profile: Profile, *, by_table: bool) -> Plot:
 
 
 def overall_coverage(profile: Profile, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of accesses (s,) that each share of all tables' rows takes, the top ones."""
+    """Return, for each share (s,) of all tables' rows, the share of accesses of that top share."""
     tables = profile.tables.values()
     counts = np.sort(np.concatenate([np.empty(0, np.int64), *(t.counts for t in tables)]))[::-1]
     sums = np.concatenate([[0], np.cumsum(counts, dtype=np.float64)])

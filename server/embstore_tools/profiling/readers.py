@@ -1,25 +1,26 @@
-"""Files of training samples, read as a stream of chunks of ids.
+"""Reads files of training samples as a stream of chunks of ids.
 
-Three formats are recognized by the beginning of the unpacked file: Parquet by its first four bytes;
-text with a header, whose first line has no number in it; any other file must be Criteo TSV
+Three formats are recognized by the beginning of the decompressed file: Parquet by its first four
+bytes; text with a header by a first line without numbers. Any other file must be Criteo TSV
 (`embstore_tools.demo.criteo`). Mistakes that can be found without reading samples are found when a
-file is opened, for all files before the first is read: counting takes long, and a mistyped column
-in the last file must not be found at its end.
+file is opened, for all files before the first one is read. Counting takes long, and a mistyped
+column of the last file must not be found only at its end.
 
-A **column** of a chunk holds the ids of its samples, one each or a list each:
+A **column** of a chunk contains the ids of its samples, one id each or a list each:
 
     one id a sample     ids (n,)    offsets None
     a list a sample     ids (m,)    offsets (n + 1,), sample i has ids[offsets[i]:offsets[i + 1]]
 
-In Parquet and under a header a column is named as the file names it. `embstore_client.files.values`
-has the rules for its ids: integers, and where they are hashed to the rows of their table also text
-and missing ones. A missing value is refused otherwise: the trainer's own preprocessing decides its
-meaning. Values of a text file are hashed as text, digits too. In Criteo TSV the categories are C1
-to C26, or 1 to 26, integers of 32 bits, and an empty one is 0, as in the demo.
+In Parquet and under a header a column is named as in the file. `embstore_client.files.values` has
+the rules for its ids. They are integers; if they are hashed to the rows of their table, text and
+missing values are ids too. Otherwise a missing value is refused, because the trainer's own
+preprocessing decides its meaning. Values of a text file are hashed as text, even digits. In Criteo
+TSV the categories are C1 to C26, or 1 to 26; they are 32-bit integers, and an empty field is 0, as
+in the demo.
 
 Speed on one core: Criteo TSV 280,000 lines or 7 million ids a second, because all 40 fields are
-checked; Parquet with 26 columns of integers more than 40 million ids. Counting them (`count.py`)
-does 20 to 40 million, so reading text takes most of the time.
+checked; Parquet with 26 columns of integers more than 40 million ids. Counting (`count.py`)
+processes 20 to 40 million ids a second, so reading text takes most of the time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,17 +41,17 @@ from embstore_client.files.values import Hashing, ids_of, is_ids
 from embstore_tools.demo import criteo
 
 _CRITEO_LINES = 1024
-"""Lines of a chunk: their parsed arrays fit the processor's cache. 8,192 at a time are read at
-three quarters of the speed."""
+"""Lines per chunk: their parsed arrays fit the processor's cache. With 8,192 lines, the speed is
+three quarters of this."""
 _ROWS = 8192
-"""Rows of a chunk of columns."""
+"""Rows per chunk of columns."""
 _PARQUET_MAGIC = b"PAR1"
 _HEADER_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
 class Column:
-    """The ids of a chunk's samples in one column; see above."""
+    """The ids of a chunk's samples in one column, as the module describes them."""
 
     ids: Keys
     offsets: NDArray[np.int64] | None = None
@@ -59,11 +60,11 @@ class Column:
         return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return how many ids each sample has."""
+        """Return the number of ids of each sample."""
         return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
 
     def part(self, start: int, stop: int) -> "Column":
-        """Return samples [start, stop), as views."""
+        """Return the samples [start, stop), as views."""
         if self.offsets is None:
             return Column(self.ids[start:stop])
         low, high = self.offsets[start], self.offsets[stop]
@@ -79,7 +80,8 @@ class Column:
 
     @classmethod
     def joined(cls, columns: Sequence["Column"]) -> "Column":
-        """Return the samples of several, one after the other; all have offsets, or none has."""
+        """Return the samples of several columns, in order; all columns have offsets, or none
+        has."""
         ids = np.concatenate([column.ids for column in columns])
         if columns[0].offsets is None:
             return cls(ids)
@@ -91,13 +93,13 @@ class Column:
 class Chunk:
     """Some samples of one file."""
 
-    columns: tuple[Column, ...]  # in the order they were asked for
-    place: str  # where the samples stand, for messages
-    file_bytes: int = 0  # of the file, about
+    columns: tuple[Column, ...]  # in the order in which they were requested
+    place: str  # where the samples are in the file, for messages
+    file_bytes: int = 0  # roughly the number of bytes of the file that were read for them
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return len(self.columns[0])
 
 
@@ -106,7 +108,7 @@ class SampleFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """The sum of `file_bytes` over its chunks, about."""
+        """Roughly the sum of `file_bytes` over the file's chunks."""
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the samples in their order."""
@@ -117,23 +119,23 @@ def open_files(
     columns: Sequence[str] | None,
     hashed: Mapping[str, Hashing] | None = None,
 ) -> list[SampleFile]:
-    """Return the files, in the order given, each with all `columns`.
+    """Return the files, in the given order, each with all `columns`.
 
     Parameters
     ----------
-    columns : None: all 26 categories, where all files are Criteo TSV
-    hashed : functions that make rows of the ids of a column; ids of other columns are rows
+    columns : None: all 26 categories; all files must be Criteo TSV
+    hashed : by column, the function that makes keys from its ids; ids of other columns are keys
 
     Raises
     ------
-    InvalidArgumentError : a file cannot be read, or has no such column.
+    InvalidArgumentError : a file cannot be read, or lacks one of the columns.
     """
     return [_opened(path, columns, hashed or {}) for path in paths]
 
 
 def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, Hashing]) -> SampleFile:
     try:
-        # A pipe would lose the bytes that are read here.
+        # A pipe would lose the bytes that are read to recognize its format.
         check(path.is_file() or not path.exists(), "a file", f"{path}, which is none")
         with Unpacked(path) as file:
             first = file.bytes.readline(_HEADER_BYTES_MAX)
@@ -150,7 +152,8 @@ def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, Hash
 
 
 def _is_header(line: bytes, separator: str) -> bool:
-    """Return whether a line names columns. No name is a number; pandas gives the first none."""
+    """Return whether a line names columns. Names are no numbers; pandas may write an empty first
+    name."""
     try:
         names = line.decode().rstrip("\r\n").split(separator)
     except UnicodeDecodeError:
@@ -217,7 +220,7 @@ class _ColumnFile:
         columns: Sequence[str] | None,
         hashed: Mapping[str, Hashing],
     ) -> None:
-        """Open text whose fields are separated so; None: Parquet."""
+        """Open text with this field separator, or Parquet if it is None."""
         self._kind = "Parquet file" if separator is None else "text file with a header"
         try:
             import pyarrow

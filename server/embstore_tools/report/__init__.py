@@ -4,6 +4,6 @@
     charts    lines and stacked areas as inline SVG
     page      the page, and its parts
 
-The file needs nothing else: no script, no font, no request. It is light or dark as its reader's
-system is. Names of tables and sessions are the run's own, so all text is escaped.
+The file needs no other file: no script, no font, no request. It follows its reader's light or dark
+theme. Names of tables and sessions come from the run, so all text is escaped.
 """

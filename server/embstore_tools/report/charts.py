@@ -1,11 +1,11 @@
-"""Charts as inline SVG: lines over steps, parts that add up, and a line over a logarithm.
+"""Charts as inline SVG: lines over steps, stacked parts, and a line over a logarithmic axis.
 
-A chart is WIDTH by HEIGHT units and as wide as its column. Colours are classes of the page's style,
-by the place of a series, so that a reader's light or dark theme gives them. Each point has a
-tooltip (`title`), without a script.
+A chart is WIDTH by HEIGHT units, and is scaled to the width of its column. Colours are classes of
+the page's style, by the index of a series, so that a light or dark theme can set them. Each point
+has a tooltip (`title`), without a script.
 
-A first step is ten times as long as others, since programs are compiled and pages mapped in it.
-Therefore the other steps set the scale; larger values are drawn at its end.
+A first step takes ten times as long as other steps, because programs are compiled and pages are
+mapped in it. So the other steps set the scale; larger values are drawn at its end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ Series = Mapping[str, Sequence[float]]
 def lines(
     xs: Sequence[float], series: Series, text: Format, *, most: float | None = None, base: int = 10
 ) -> str:
-    """Return a chart with a line for each series, up to `most`; None: as far as they go. `base` is
-    the base of round numbers: 10, or 1024."""
+    """Return a chart with a line for each series, up to `most`, or up to the largest value if
+    `most` is None. `base` is the base of round numbers: 10, or 1024."""
     top = (
         most
         if most is not None
@@ -39,7 +39,7 @@ def lines(
 
 
 def stacked(xs: Sequence[float], series: Series, text: Format, *, base: int = 10) -> str:
-    """Return a chart of parts, one upon the other; `base` as of `lines`."""
+    """Return a chart of stacked parts; `base` as in `lines`."""
     heights = [sum(parts) for parts in zip(*series.values(), strict=True)]
     top = _top(heights, base)
     place, below, drawn = _place(xs, top), [0.0] * len(xs), []
@@ -54,7 +54,7 @@ def stacked(xs: Sequence[float], series: Series, text: Format, *, base: int = 10
 
 
 def curve(xs: Sequence[float], ys: Sequence[float], text: Format, now: float) -> str:
-    """Return a chart of shares over a logarithm, with a mark at `now`."""
+    """Return a chart of shares over a logarithmic axis, with a mark at `now`."""
     logs = [log10(x) for x in xs]
     place = _place(logs, 1.0)
     labels = [f"{text(x)}: {100 * y:.1f} %" for x, y in zip(xs, ys, strict=True)]
@@ -70,7 +70,7 @@ def curve(xs: Sequence[float], ys: Sequence[float], text: Format, now: float) ->
 
 
 def _top(heights: Sequence[float], base: int) -> float:
-    """Return a round number that no height is above, the first of several set aside."""
+    """Return a round number that is not below any height, ignoring the first of several heights."""
     value = max(heights[1:] or heights, default=0)
     if value <= 0:
         return 1.0
@@ -80,7 +80,7 @@ def _top(heights: Sequence[float], base: int) -> float:
 
 
 _ROUND = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Round numbers; a base takes the ones below it."""
+"""Round numbers. Those below a base are used with it."""
 
 
 def _place(

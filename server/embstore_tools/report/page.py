@@ -17,7 +17,7 @@ _LOOP = {
 }
 _ADVISED = (0.5, 0.8, 0.9, 0.95, 0.99)
 _STAGES_MAX = 6
-"""Colours that differ."""
+"""Most stages that are drawn: the number of distinct colours."""
 
 _COLOURS = ("#2f6fde", "#d9822b", "#2a9d6f", "#b5479e", "#8a7f2e", "#6b6f76")
 _STYLE = """
@@ -149,14 +149,14 @@ def _layout(cache: Mapping[str, Any], accesses: Mapping[str, Any]) -> dict[str, 
 
 
 def _share_at(count: int, rows: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the share of at most `count` rows."""
+    """Return the share of the accesses that `count` rows have, rounded down to a known point."""
     return max(
         (share for row, share in zip(rows, shares, strict=True) if row <= count), default=0.0
     )
 
 
 def _size(wanted: float, accesses: Mapping[str, Any], row_bytes: int) -> str:
-    """Return the least number of rows with a share of the accesses."""
+    """Return the smallest number of rows that have a share of the accesses."""
     pairs = zip(accesses["rows"], accesses["share"], strict=True)
     count = next((rows for rows, share in pairs if share >= wanted), None)
     if count is None:

@@ -1,5 +1,5 @@
-"""A run's file (`embstore_training.history`, or the server's page): read, checked, and differences
-of its samples.
+"""Reads a run's file (`embstore_training.history`, or the server's page), checks it, and computes
+differences between its samples.
 """
 
 import json
@@ -24,17 +24,18 @@ class RunFile:
 
     @property
     def steps(self) -> list[float]:
-        """The steps at which spans between samples end, of those spans that have any."""
+        """The last steps of the spans between samples, for the spans that contain steps."""
         ends = self.samples["step"]
         return [after for before, after in pairwise(ends) if after > before]
 
     def total(self, name: str) -> float:
-        """Return how much was counted over the whole run."""
+        """Return the increase of a count over the whole run."""
         values = self.samples.get(name, [0.0])
         return values[-1] - values[0]
 
     def rates(self, name: str, per: str = "step") -> list[float]:
-        """Return how much was counted for each unit of another count, between two samples."""
+        """Return the increase of a count per unit of another count, for each span between
+        samples."""
         counts, units = self.samples[name], self.samples[per]
         steps = self.samples["step"]
         found = []
@@ -45,7 +46,7 @@ class RunFile:
         return found
 
     def named(self, prefix: str) -> list[str]:
-        """Return the counts whose names begin so, those first of which there is most."""
+        """Return the names of counts with this prefix, the largest totals first."""
         names = [name for name in self.samples if name.startswith(prefix)]
         return sorted(names, key=self.total, reverse=True)
 
@@ -55,7 +56,7 @@ def read(path: Path) -> RunFile:
 
     Raises
     ------
-    InvalidArgumentError : there is no such file, or it is none of a run.
+    InvalidArgumentError : there is no such file, or it is not a run's file.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -79,7 +80,7 @@ def read(path: Path) -> RunFile:
 
 
 def _check(samples: Mapping[str, Sequence[float]]) -> None:
-    """Raise TypeError unless these are numbers, equally many of each."""
+    """Raise TypeError unless all samples are numbers, and all counts have equally many."""
     counts = {len(values) for values in samples.values()}
     if len(counts) != 1 or "step" not in samples:
         raise TypeError("samples of different lengths")

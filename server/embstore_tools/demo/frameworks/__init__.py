@@ -5,7 +5,7 @@
     numpy_learner   dlrm.py, through the store itself
     torch_learner   the same model in Torch, through embstore_client.torch
 
-All begin with the same dense weights and train on the same batches, so their losses are similar;
-and each is checked by the same dense tables in memory, to the bit. To add one, write its learner,
-and name it in the registry.
+All learners begin with the same dense weights and train on the same batches, so their losses are
+similar. Each is checked, to the bit, by the same dense tables in memory. To add a framework, write
+its learner, and name it in the registry.
 """

@@ -1,4 +1,4 @@
-"""The model in plain NumPy (dlrm.py), whose rows come and go by the store's own verbs."""
+"""The model in plain NumPy (dlrm.py), with lookups and updates by the store's own verbs."""
 
 from contextlib import AbstractContextManager
 
@@ -15,7 +15,7 @@ from embstore_tools.demo.ways import Feed, Way, WayInput
 
 
 class NumpyLearner:
-    """See `learner.Learner`."""
+    """The learner in NumPy; see `learner.Learner`."""
 
     def __init__(self, configs: list[TableConfig], *, seed: int) -> None:
         self._tables = [config.name for config in configs]
@@ -23,7 +23,7 @@ class NumpyLearner:
         self._optimizer = Adam(self._model.parameters, DENSE_LEARNING_RATE)
 
     def opened(self, way: Way, material: WayInput) -> AbstractContextManager[Feed]:
-        """Feed a loop in any way."""
+        """Feed a loop in any way to train."""
         return way.opened(material)
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:

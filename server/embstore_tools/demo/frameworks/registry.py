@@ -1,4 +1,4 @@
-"""The frameworks, and the packages of each. Importing this loads none."""
+"""The frameworks, and the packages of each. Importing this module loads no framework."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ PACKAGES = {"numpy": (), "torch": ("torch",)}
 
 
 def check_installed(framework: str) -> None:
-    """Raise InvalidArgumentError, with the command to install it, where a framework is missing."""
+    """Raise InvalidArgumentError, with the installation command, if a framework is missing."""
     missing = [package for package in PACKAGES[framework] if find_spec(package) is None]
     if missing:
         raise InvalidArgumentError(
@@ -33,7 +33,7 @@ def learner_of(
     seed: int = 0,
     device: str = "cpu",
 ) -> Learner:
-    """Return a new learner over tables that the store has. `device` is Torch's."""
+    """Return a new learner over tables that exist in the store. `device` is a device of Torch."""
     match framework:
         case "torch":
             from embstore_tools.demo.frameworks.torch_learner import TorchLearner

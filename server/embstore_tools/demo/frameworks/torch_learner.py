@@ -1,9 +1,9 @@
 """The model in Torch, whose embeddings are an EmbeddingBagCollection of `embstore_client.torch`.
 
-Each column has one id a bag, so an activation is a row: the dense check compares the result of a
-forward pass, and `step` sends its gradient. The dense part begins with the weights of dlrm.py and
-is trained by Torch's own Adam. On a GPU all of it stays there; only the rows that the check
-compares are copied to the host.
+Each bag has one id, so an activation is a row: the dense check compares the result of a forward
+pass, and `step` sends its gradient. The dense part begins with the weights of dlrm.py and is
+trained by Torch's own Adam. On a GPU all data stays there; only the rows that the check compares
+are copied to the host.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TorchLearner:
-    """See `learner.Learner`."""
+    """The learner in Torch; see `learner.Learner`."""
 
     def __init__(
         self, store: "Store", configs: list[TableConfig], *, seed: int, device: str
@@ -51,7 +51,7 @@ class TorchLearner:
         self._device = device
         self._model = _DenseDlrm(CATEGORIES, configs[0].dim, seed).to(device)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=DENSE_LEARNING_RATE)
-        self._outputs: dict[str, Any] = {}  # Of the step at hand, by table.
+        self._outputs: dict[str, Any] = {}  # Of the current step, by table.
 
     @contextmanager
     def opened(self, way: Way, material: WayInput) -> Iterator[Feed]:
@@ -63,14 +63,14 @@ class TorchLearner:
             yield feed
 
     def look_up(self, ids: dict[str, Any]) -> dict[str, Rows]:
-        """Compute the forward of the embeddings, and return it as the rows that it is."""
+        """Compute the forward of the embeddings, and return its activations, which are rows."""
         self._outputs = self.embeddings(ids)
         for output in self._outputs.values():
             output.retain_grad()
         return {name: _on_host(output) for name, output in self._outputs.items()}
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:
-        """Return loss and gradients, by a backward pass through the last forward."""
+        """Return loss and gradients, from a backward pass through the last forward."""
         features = self.there(dense_features(batch.integers))
         logits = self._model(features, list(self._outputs.values()))
         labels = self.there(batch.labels)
@@ -82,7 +82,7 @@ class TorchLearner:
         return float(_on_host(loss)), gradients
 
     def there(self, array: NDArray[Any]) -> Any:
-        """Return an array where the model is computed."""
+        """Return an array on the model's device."""
         return torch.from_numpy(array).to(self._device)
 
     def send(self, gradients: Any) -> None:
@@ -98,7 +98,8 @@ class TorchLearner:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in one thread: the barriers of several spin, on the cores that the server needs."""
+    """Compute in one thread: barriers of several threads would spin on cores that the server
+    needs."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -108,22 +109,22 @@ def _one_thread() -> Iterator[None]:
 
 
 def _on_host(tensor: Any) -> NDArray[np.float32]:
-    """Return a tensor for the check, which waits for the GPU where it is on one."""
+    """Return a tensor on the host, for the check. On a GPU this waits for the tensor."""
     array: NDArray[np.float32] = tensor.detach().cpu().numpy()
     return array
 
 
 class _Ready(NamedTuple):
-    """A batch whose ids are where the model is computed. A forward that is given the tensors that
-    were announced has nothing to read."""
+    """A batch whose ids are on the model's device. A forward that is given the announced tensors
+    does not read them again."""
 
     batch: Batch
     ids: dict[str, Any]
-    """(n,) by table."""
+    """The ids by table, (n,)."""
 
 
 class _TorchFeed(Feed):
-    """Steps of a loop of the module; `lookahead` None: without a session."""
+    """Steps of a loop of the module; with `lookahead` None, a loop without a session."""
 
     def __init__(self, material: WayInput, learner: TorchLearner, lookahead: int | None) -> None:
         super().__init__(material)
@@ -152,7 +153,7 @@ class _TorchFeed(Feed):
         return self._session
 
     def close(self) -> None:
-        """End the session, if the loop was left early."""
+        """End the session if the loop was left early."""
         if self._loop is not None:
             self._loop.close()
 
@@ -167,8 +168,8 @@ class _DenseDlrm(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._pairs = torch.tril_indices(columns + 1, columns + 1, -1)
 
     def forward(self, features: Any, embeddings: list[Any]) -> Any:
-        """Return logits (n,) of features (n, integers) and of embeddings, of each table (n, dim) of
-        its columns one after the other."""
+        """Return logits (n,) of features (n, integers) and of embeddings: for each table the rows
+        of its columns, concatenated, n per column."""
         bottom = self.bottom(features)
         columns = [of for rows in embeddings for of in rows.reshape(-1, *bottom.shape)]
         vectors = torch.stack([bottom, *columns], dim=1)
@@ -177,7 +178,7 @@ class _DenseDlrm(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def _mlp(plain: Mlp) -> Any:
-    """Return an MLP of dlrm.py as a module."""
+    """Return an MLP of dlrm.py as a Torch module."""
     layers: list[Any] = []
     for weights, bias in zip(plain.parameters[::2], plain.parameters[1::2], strict=True):
         linear = torch.nn.Linear(*weights.shape)
