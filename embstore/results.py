@@ -278,6 +278,9 @@ class SessionFacts:
     rank_timeout_ms: int
     waits: Waits = "late"
     """"none": the trainer runs ahead of the store; "late": it waits for the rows of each step."""
+    written: tuple[int, ...] = ()
+    """When the session was opened, per shard: the number of the last command with which another
+    client changed rows of the tables, since the last command of a session of this name; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -350,6 +353,8 @@ class TableEntry:
     rows: int
     learning_rate: float
     t: int
+    written: int = 0
+    """The number of the last command that changed the table's rows."""
 
     def config(self) -> TableConfig:
         """Return the configuration, checked again."""
@@ -367,6 +372,8 @@ class Place:
     table_ids: dict[str, int] = field(default_factory=dict)
     """The ids of the session's tables, by name. A table that was dropped and created again has
     another id, and has not seen the steps."""
+    command: int = 0
+    """The number of the session's last command that could change rows."""
 
 
 @dataclass(frozen=True)

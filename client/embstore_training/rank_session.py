@@ -135,6 +135,7 @@ class RankSession:
         """The last step known to be finished."""
         try:
             membership = self._join(self._joining)
+            self._written = self.facts.written
             self._member, self._joining = membership.member, None
             self._place = self.last_step = membership.last_step
             self._lease = Lease(self._renew, self.facts.lease_ms)
@@ -375,22 +376,23 @@ class RankSession:
                 f"{place} is the last one that the server has, and commands since the last commit "
                 "may be gone. Read t of the tables, and"
             )
-        elif serving.process == self._serving.process and self._was_written(place - known):
+        elif self._was_written():
             what = (
-                "other clients have written to its tables meanwhile, and this rank may have "
-                "looked up older rows. To go on from the rows of the store,"
+                "other clients have written to its tables meanwhile, and this rank has older rows. "
+                "To go on from the rows of the store,"
             )
         else:
             return
         self._end(f"{what} open the session again: it goes on after step {place}", serving)
 
-    def _was_written(self, own_steps: int) -> bool:
-        """Return whether t of a table has grown by more than `own_steps`, the number of this rank's
-        steps whose answers were lost."""
+    def _was_written(self) -> bool:
+        """Return whether another client has changed rows of the tables since this rank joined: the
+        last write of another client is neither before the rank's own writes, nor the one that was
+        the last when the rank joined."""
         if self._opening.options.shared:
             return False
-        found = self._sessions.t(self._opening.tables)
-        return any(not 0 <= found[name] - t <= own_steps for name, t in self._t.items())
+        shards = zip(self.facts.written, self._written, strict=False)
+        return any(now not in (0, then) for now, then in shards)
 
     def _end(self, why: str, serving: Serving) -> NoReturn:
         """Note why the session cannot continue, and raise that error."""

@@ -109,7 +109,8 @@ def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
         exc.add_note(f"This is command {logged.number} of {logged.path}, executed again.")
         raise
     if logged.place is not None and logged.place.place.step != BEGINS_ANEW:
-        engine.tables.note_place(*logged.place)
+        place = replace(logged.place.place, command=logged.number)
+        engine.tables.note_place(logged.place.session, place)
     if engine.tables.frame.command_number != logged.number:
         raise CorruptTableError(
             f"{logged.path}: command {logged.number}, executed again, gave another result than "

@@ -5,7 +5,8 @@ of tables, which `reads` and `writes` expect, and check them against the table: 
 table's width, and arrays in device memory must be in the memory of this device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,7 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
     """Delete rows: they are as if they had never been written."""
     moved, member = command.moved, command.member
     command = replace(command, moved=False, member=None)  # these fields are not logged
-    with engine.tables.writing(command, even_paused=moved):
+    with _writing_of(engine, member, command, even_paused=moved):
         _check_bytes(engine, command)
         share = _share(engine, command.keys)
         if moved:
@@ -219,7 +220,7 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
 def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
     """Delete all rows of a table: they are as if they had never been written."""
     member, command = command.member, replace(command, member=None)  # this field is not logged
-    with engine.tables.writing(command):
+    with _writing_of(engine, member, command):
         table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns
         session = _deleting(engine, table, member)
         rows = writes.clear(table, owns and partial(owns, table.config), session)
@@ -250,7 +251,7 @@ def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> Acknowle
 
     All announced steps must be finished before: their rows may have been sent early.
     """
-    with engine.tables.writing(command):
+    with _writing_of(engine, command.member, command):
         session = engine.sessions.check_may_put(command.member)
         return _put_tables(engine, command, session.table, session.name)
 
@@ -259,6 +260,22 @@ def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> Acknowledge
     """Repeat a PutStepRows from the command log; its session no longer exists."""
     with engine.tables.writing(command):
         return _put_tables(engine, command, engine.tables.find, "")
+
+
+@contextmanager
+def _writing_of(
+    engine: "Engine", member: str | None, command: c.Command[Any], *, even_paused: bool = False
+) -> Iterator[None]:
+    """Run a command that writes, of a session's member if there is one. The session's resume
+    position has the command's number, so that its rows do not count as those of another client."""
+    tables = engine.tables
+    with tables.frame.turn():
+        place = None if member is None else engine.sessions.place_of(member)
+        with tables.writing(command, place, even_paused=even_paused):
+            yield
+            if place is not None:
+                number = tables.frame.command_number + 1
+                tables.note_place(place.session, replace(place.place, command=number))
 
 
 def _put_tables(

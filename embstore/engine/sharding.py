@@ -139,13 +139,14 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
     for described in sorted(barrier.tables, key=lambda one: one.table_id):  # in order of creation
         storage.next_table_id = described.table_id
         table, _ = tables.create(described.config)
-        table.t = described.t
+        table.t, table.written = described.t, barrier.command
         engine.frequencies.load(table)
     storage.next_table_id = barrier.next_table_id
     for name in list(tables.places):
         tables.drop_place(name)
     for one in barrier.places:
-        tables.note_place(one.session, Place(one.step, dict(one.table_ids)))
+        reached = Place(one.step, dict(one.table_ids), barrier.command)
+        tables.note_place(one.session, reached)
     tables.frame.stand_at(barrier.command)
     tables.commit()
 

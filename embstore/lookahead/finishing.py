@@ -146,15 +146,16 @@ class Finishing:
                 writes.count_skipped(session.tables[name] for name in names)
             for rank in sorted(step.shares):
                 self._accessed(step.shares[rank].accessed())
+            number = tables.frame.command_number + (not read_only)
             outcome = AcknowledgedUpdate(
-                tables.frame.command_number + (not read_only),
+                number,
                 {name: table.t for name, table in session.tables.items()},
                 skipped=options.verb == "skip" or (options.verb == "update" and not applied),
             )
             tables.storage.begin_change()
             with self._planner.changed:
                 session.finished(step, options.verb, outcome, monotonic())
-                tables.note_place(*place)
+                tables.note_place(session.name, replace(place.place, command=number))
             self._planner.retire(session, step)
         return outcome
 

@@ -14,6 +14,7 @@ All functions run under the sessions' lock, except functions documented to take 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
@@ -30,7 +31,7 @@ from embstore.errors import (
 )
 from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Mode, Rank, Session, same_error
-from embstore.results import Membership, SessionFacts
+from embstore.results import Membership, Place, SessionFacts
 from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
@@ -63,7 +64,7 @@ class Registry:
                 if session is None:
                     self._tables.storage.begin_change()
                     return self._opened(facts)
-                if replace(session.facts, last_step=0) != facts:
+                if replace(session.facts, last_step=0, written=()) != facts:
                     raise TableHeldError(
                         f"session {session.name!r} is open as {session.facts}, asked for was "
                         f"{facts}; close it, or give another name"
@@ -79,7 +80,11 @@ class Registry:
         for table in tables.values():
             if table.writer or (table.sessions and not facts.shared):
                 raise self._table_in_use(table)
-        facts = replace(facts, last_step=self._tables.last_step(facts.name, tables.values()))
+        facts = replace(
+            facts,
+            last_step=self._tables.last_step(facts.name, tables.values()),
+            written=(self._written_by_others(facts.name, tables.values()),),
+        )
         for table in tables.values():
             table.sessions.add(facts.name)
             table.writer = "" if facts.shared else facts.name
@@ -89,6 +94,11 @@ class Registry:
         self.planner.start()
         self.planner.notify()
         return facts
+
+    def _written_by_others(self, name: str, tables: Iterable[TableState]) -> int:
+        """Return the value for `SessionFacts.written`."""
+        place = self._tables.places.get(name, Place(0))
+        return max((t.written for t in tables if t.written > place.command), default=0)
 
     def _table_in_use(self, table: TableState) -> TableHeldError:
         """Return the error that names the session which uses a table, and the time it can last."""

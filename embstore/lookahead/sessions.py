@@ -23,8 +23,9 @@ from embstore.lookahead.registry import Registry
 from embstore.lookahead.session import Rank, Session
 from embstore.lookahead.stats import LiveSessions, SessionsStats
 from embstore.lookahead.step import Step
-from embstore.results import AcknowledgedUpdate, Membership, RowsRead, SessionFacts
+from embstore.results import AcknowledgedUpdate, Membership, Place, RowsRead, SessionFacts
 from embstore.stats import document
+from embstore.tables.logged import SessionPlace
 from embstore.tables.state import Share, TableState
 from embstore.tables.tables import Tables
 
@@ -197,6 +198,16 @@ class Sessions:
             rank's options; or a sum is not finite. The step is open, for another attempt or a skip.
         """
         return self._finishing.send(command)
+
+    def place_of(self, member: str) -> SessionPlace:
+        """Return the resume position of a member's session as it is now. Engine thread.
+
+        Raises SessionExpiredError: no session has this member.
+        """
+        with self._planner.lock:
+            session, _ = self._registry.member(member)
+            bound = {name: table.table_id for name, table in session.tables.items()}
+            return SessionPlace(session.name, Place(session.last_step, bound), is_step=False)
 
     def check_may_put(self, member: str) -> Session:
         """Return a member's session if it can set rows. Engine thread.

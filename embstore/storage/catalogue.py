@@ -174,13 +174,15 @@ class Catalogue:
         return sum(entry.bytes for entry in entries)
 
     def restored(self, checkpoint: KeptState, command: int, lives: Lives) -> "Catalogue":
-        """Return the catalogue whose head is a kept checkpoint, but with `command` and `lives`."""
-        commit = checkpoint.state.commit
+        """Return the catalogue whose head is a kept checkpoint, but with `command` and `lives`. The
+        restore has changed the rows of all tables."""
+        state = checkpoint.state
+        commit, tables = state.commit, (replace(one, written=command) for one in state.tables)
         return replace(
             self,
             epoch=self.epoch + 1,
             tail=False,
-            head=replace(checkpoint.state, command=command),
+            head=replace(state, command=command, tables=tuple(tables)),
             lives=lives,
             checkpoints=tuple(c for c in self.checkpoints if c.state.commit <= commit),
             segments=tuple(s for s in self.segments if s.commit <= commit),

@@ -2,11 +2,12 @@
 
 If a store has 2,000 tables and 100 labels, most tables do not change between two labels. A table
 that did not change is written once, and is one object in memory, however many states contain it.
-Even if every table is trained between two labels, a label takes only an id and a t per table,
-because rows, learning rate and identity stay.
+Even if every table is trained between two labels, a label takes only three numbers per table,
+because rows, learning rate and identity stay. `written` is the number of the last command that
+changed rows of a table.
 
-    table   [id, t]   [id, t, rows, learning_rate]   [id, t, rows, learning_rate, identity]
-    place   [session, step]   [session, step, table_ids]
+    table   [id, t, written]   with [rows, learning_rate] after them, and then with [identity]
+    place   [session, step, command]   [session, step, command, table_ids]
 
 A value that a shorter form omits is the value in the state before. A new table follows the others.
 Places have an order: first the places that are as before, in their order, and then all others.
@@ -15,7 +16,7 @@ Places have an order: first the places that are as before, in their order, and t
 import json
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
@@ -100,11 +101,12 @@ def changes(before: State, state: State) -> dict[str, Any]:
 
 
 def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
-    row = [entry.table_id, entry.t, entry.rows, entry.learning_rate, entry.identity]
+    row: list[Any] = [entry.table_id, entry.t, entry.written]
+    row += [entry.rows, entry.learning_rate, entry.identity]
     if old is None or (old.identity is not entry.identity and old.identity != entry.identity):
         return row
     is_tuned = (old.rows, old.learning_rate) != (entry.rows, entry.learning_rate)
-    return row[:4] if is_tuned else row[:2]
+    return row[:5] if is_tuned else row[:3]
 
 
 def _same_places(before: State, state: State) -> Iterator[str]:
@@ -119,8 +121,8 @@ def _same_places(before: State, state: State) -> Iterator[str]:
 
 def _place_row(name: str, place: Place, old: Place | None) -> list[Any]:
     if old is not None and old.table_ids == place.table_ids:
-        return [name, place.step]
-    return [name, place.step, place.table_ids]
+        return [name, place.step, place.command]
+    return [name, place.step, place.command, place.table_ids]
 
 
 def changed(before: State, found: dict[str, Any]) -> State:
@@ -142,18 +144,19 @@ def _tables(before: State, dropped: list[int], rows: list[list[Any]]) -> tuple[T
     tables = {entry.table_id: entry for entry in before.tables}
     for table_id in dropped:
         del tables[table_id]
-    for table_id, t, *more in rows:
-        tables[table_id] = _entry(tables, table_id, t, *more)
+    for table_id, t, written, *more in rows:
+        tables[table_id] = _entry(tables, table_id, t, written, *more)
     return tuple(tables.values())
 
 
-def _entry(tables: dict[int, TableEntry], table_id: int, t: int, *more: Any) -> TableEntry:
+def _entry(
+    tables: dict[int, TableEntry], table_id: int, t: int, written: int, *more: Any
+) -> TableEntry:
     if not more:
-        old = tables[table_id]
-        return TableEntry(table_id, old.identity, old.rows, old.learning_rate, t)
+        return replace(tables[table_id], t=t, written=written)
     rows, rate, *last = more
     (identity,) = last or (tables[table_id].identity,)
-    entry = TableEntry(table_id, identity, rows, rate, t)
+    entry = TableEntry(table_id, identity, rows, rate, t, written)
     entry.config()  # raises if the values are not valid
     return entry
 
@@ -164,8 +167,8 @@ def _places(before: State, forgotten: list[str], rows: list[list[Any]]) -> dict[
     places = dict(before.places)
     for name in forgotten:
         del places[name]
-    for name, step, *more in rows:
+    for name, step, command, *more in rows:
         (table_ids,) = more or (before.places[name].table_ids,)
         ids = {str(table): int(table_id) for table, table_id in table_ids.items()}
-        places[str(name)] = Place(int(step), ids)
+        places[str(name)] = Place(int(step), ids, int(command))
     return places

@@ -134,7 +134,8 @@ class CommandLog:
             return partial(self._end, parts, began, False)
         head: dict[str, Any] = {"next_table_id": self._storage.next_table_id}
         if place is not None:
-            head |= {"session": place.session, **vars(place.place)}
+            noted = place.place
+            head |= {"session": place.session, "step": noted.step, "table_ids": noted.table_ids}
         message: list[Part] = []
         if command is not None:
             head["verb"] = type(command).__name__

@@ -244,7 +244,8 @@ class Frame:
         self, command: Command[Any] | None, place: SessionPlace | None, *, even_paused: bool
     ) -> None:
         """Check that a command may write, and reserve space for it in the log."""
-        if not even_paused and self.is_paused and not self.may_pass(place):
+        step = place if place is not None and place.is_step else None
+        if not even_paused and self.is_paused and not self.may_pass(step):
             self.check_paused()
         if not self.is_covered:
             self.storage.begin_tail()

@@ -54,10 +54,11 @@ BEGINS_ANEW = -1
 
 
 class SessionPlace(NamedTuple):
-    """The resume position of a session after a step."""
+    """The resume position of a session after a step, or after another command of the session."""
 
     session: str
     place: Place
+    is_step: bool = True
 
 
 class Label(NamedTuple):

@@ -17,6 +17,7 @@ from embstore.results import TableEntry
 from embstore.tables.digest import TableDigest
 
 if TYPE_CHECKING:
+    from embstore.tables.frame import Frame
     from embstore.tables.sparse_digest import SparseDigest
 
 
@@ -28,6 +29,7 @@ class TableState:
     """The table as the last commit recorded it; at first, as it was created or opened."""
     config: TableConfig
     pool: Pool
+    frame: "Frame"
     digest: "TableDigest | SparseDigest" = field(init=False)
     sessions: set[str] = field(default_factory=set)
     """Names of the look-ahead sessions that are open on the table."""
@@ -43,6 +45,7 @@ class TableState:
 
     def __post_init__(self) -> None:
         self.table_id, self.t = self.recorded.table_id, self.recorded.t
+        self.written = self.recorded.written
         self.learning_rate = self.recorded.learning_rate
         self.digest = _digest_of(self.config)
         self.name = self.config.name
@@ -59,6 +62,11 @@ class TableState:
         self.limit = rows if rows < 1 << 63 else rows - (1 << 64)
         """The unsigned limit of keys, as the bits of an int64."""
 
+    def wrote(self, add_t: int) -> None:
+        """Record that the running command changes rows of the table, and adds to t."""
+        self.t += add_t
+        self.written = self.frame.command_number + 1
+
     @property
     def known_rows(self) -> int:
         """The number of rows for profiles; 0: the table has sparse keys."""
@@ -74,8 +82,8 @@ class TableState:
 
     def entry(self) -> TableEntry:
         """Return the table's entry in a commit, the same object as long as nothing changes."""
-        old, now = self.recorded, (self.rows, self.learning_rate, self.t)
-        if (old.rows, old.learning_rate, old.t) != now:
+        old, now = self.recorded, (self.rows, self.learning_rate, self.t, self.written)
+        if (old.rows, old.learning_rate, old.t, old.written) != now:
             self.recorded = TableEntry(self.table_id, old.identity, *now)
         return self.recorded
 

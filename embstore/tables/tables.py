@@ -112,7 +112,8 @@ class Tables:
             config.identity(),
             config.rows,
             float(config.optimizer.learning_rate),
-            0,
+            t=0,
+            written=self.frame.command_number + 1,
         )
         pool = self._pool(config, entry.table_id)
         self.storage.begin_change()
@@ -162,7 +163,7 @@ class Tables:
         return self.pools[name]
 
     def _add(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
-        table = TableState(entry, config, pool)
+        table = TableState(entry, config, pool, self.frame)
         pool.add_table(entry.table_id, _parameters(config))
         self.by_id[entry.table_id] = table
         self._ids[config.name] = entry.table_id

@@ -163,7 +163,7 @@ def _is_updated(
             part.pool.writer.end(part.batch)
             part.pool.followers.written(part.batch.unique_keys)
         for table in tables if is_done else ():
-            table.t += 1
+            table.wrote(1)
     return is_done
 
 
@@ -261,6 +261,7 @@ def _deleted(
             was_written &= True if owns is None else owns(pool.row_keys.keys(piece))
             count += int(np.count_nonzero(was_written))
         table.deletions += 1
+        table.wrote(0)
     return count
 
 
@@ -377,7 +378,7 @@ def _write(
             pool.writer.write(keys, slots, change)
             pool.followers.written(keys)
         for table, more in zip(tables, add_t, strict=True):
-            table.t += more
+            table.wrote(more)
     stages.laps += "apply", now()
 
 

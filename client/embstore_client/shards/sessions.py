@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,9 @@ _LEAVE_S = 5.0
 def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionFacts:
     """Open a session on every shard."""
     with router.writing():
-        facts = min(router.all(command, call), key=lambda one: one.last_step)
+        found = router.all(command, call)
+    least = min(found, key=lambda one: one.last_step)
+    facts = replace(least, written=tuple(chain.from_iterable(one.written for one in found)))
     for name in facts.tables:  # the session locks them, so their ids stay valid
         router.tables.look_again(name, None)
     return facts

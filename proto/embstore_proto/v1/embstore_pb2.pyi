@@ -1257,7 +1257,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ..., waits: _Optional[_Union[Waits, str]] = ...) -> None: ...
 
 class SessionDescription(_message.Message):
-    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms", "waits")
+    __slots__ = ("name", "last_step", "tables", "lookahead_steps_max", "world_size", "planner", "shared", "lease_ms", "rank_timeout_ms", "waits", "written")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -1268,6 +1268,7 @@ class SessionDescription(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     RANK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     last_step: int
     tables: _containers.RepeatedScalarFieldContainer[str]
@@ -1278,7 +1279,8 @@ class SessionDescription(_message.Message):
     lease_ms: int
     rank_timeout_ms: int
     waits: Waits
-    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ..., waits: _Optional[_Union[Waits, str]] = ...) -> None: ...
+    written: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., last_step: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., lookahead_steps_max: _Optional[int] = ..., world_size: _Optional[int] = ..., planner: _Optional[str] = ..., shared: bool = ..., lease_ms: _Optional[int] = ..., rank_timeout_ms: _Optional[int] = ..., waits: _Optional[_Union[Waits, str]] = ..., written: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionReply(_message.Message):
     __slots__ = ("context", "session")

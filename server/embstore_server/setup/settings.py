@@ -163,11 +163,11 @@ class Settings:
     dirty_bytes: int | None = _durability("dirty_bytes", kinds.BYTES)
     # gRPC's customary port, on loopback, because every client that reaches it can write all tables.
     listen: str = _network(
-        kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051", is_common=True
+        kinds.ADDRESS, "Address of gRPC; port 0: any free port.", "127.0.0.1:50051", is_common=True
     )
     admin: str = _network(
         kinds.ADDRESS_OR_OFF,
-        "Address of REST and metrics; off: none.",
+        "Address of the REST port and of metrics; off: the server has no REST port.",
         "127.0.0.1:8080",
         is_common=True,
     )
@@ -175,15 +175,15 @@ class Settings:
     socket: str | None = _network(
         kinds.SOCKET,
         "Unix socket for shared memory with trainers of the same user on this host. Default: the "
-        "file socket in the data directory; with --read-only none.",
+        "file named socket in the data directory; with --read-only there is no socket.",
         None,
     )
     # Other machines can use a name only if it contains a dot.
     allowed_hosts: tuple[str, ...] | None = _network(
         kinds.NAMES,
-        "Further host names of REST, such as a.example or *.b.example; *: any name. An address, a "
-        "name without a dot and one that ends with .svc, .local or .internal are always allowed; "
-        "on loopback only localhost is.",
+        "Further host names of REST, such as a.example or *.b.example; *: any name. IP addresses, "
+        "names without a dot and names that end with .svc, .local or .internal are always "
+        "allowed, but on loopback only localhost is.",
         None,
     )
     tls_cert: Path | None = _access(
@@ -197,20 +197,20 @@ class Settings:
     )
     tls_client_ca: Path | None = _access(
         kinds.FILE,
-        "PEM file of the authorities of client certificates (mutual TLS); gRPC then takes no "
-        "client without one.",
+        "PEM file of the authorities of client certificates (mutual TLS); gRPC then accepts only "
+        "clients with such a certificate.",
         None,
     )
     tokens: Path | None = _access(
         kinds.FILE,
-        "File of tokens and their rights, which embstore token writes; none: all calls are "
-        "allowed.",
+        "File of tokens and their rights, which embstore token writes; none: every call is "
+        "allowed, without a token.",
         None,
         is_common=True,
     )
     first_token: bool = _access(
         kinds.SWITCH,
-        "Make a token with every right, and print it once, if the file of tokens has none.",
+        "Make a token with every right, and print it once, if the file of tokens is empty.",
         False,
     )
     insecure: bool = _access(
@@ -218,24 +218,24 @@ class Settings:
     )
     follow: str = _replication(
         kinds.ADDRESS_OR_OFF,
-        "Address of the leader to follow as a standby: it copies the leader's tables, and takes no "
-        "writes until it is promoted; off: it is a leader.",
+        "Address of the leader to follow as a standby: the server copies the leader's tables, and "
+        "takes no writes until it is promoted; off: the server is a leader.",
         OFF,
         is_common=True,
     )
     follow_ca: Path | None = _replication(
         kinds.FILE,
-        "PEM file of the certificate authorities to trust when following; none: without TLS.",
+        "PEM file of the authorities of the leader's certificate; none: no TLS.",
         None,
     )
     follow_token: Path | None = _replication(
-        kinds.FILE, "File with the token to follow with; it needs the right admin on '*'.", None
+        kinds.FILE, "File of the token for the leader, which needs the right admin on '*'.", None
     )
     # No default above 0: waiting for a standby that may not exist is a choice.
     standbys: int = _replication(
         kinds.NUMBER,
-        "Number of standbys that must persist a write before it is acknowledged; while there are "
-        "fewer, writes wait.",
+        "Number of standbys that must persist a write before it is acknowledged; while fewer are "
+        "connected, writes wait.",
         0,
     )
     shard_map: Path | None = _cluster(
@@ -248,12 +248,14 @@ class Settings:
         kinds.NUMBER, "Number of this shard: the position of its address in the map.", None
     )
     # Far more than trainers need, and a fourth of a process's open files on most systems.
-    connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are closed.", 1024)
+    connections_max: int = _limit(
+        kinds.COUNT, "Most connections to each port; further connections are closed.", 1024
+    )
     # Even the slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "Time to set up a connection; one that is not set up (gRPC), or has not sent the head of a "
-        "request (REST), is closed.",
+        "Longest time to set up a connection (gRPC), or to send the head of a request (REST); "
+        "then the connection is closed.",
         10.0,
     )
     # One megabyte takes eight seconds at a megabit per second.
@@ -264,26 +266,26 @@ class Settings:
     )
     # This is work for seconds: more calls would time out in the queue.
     queue_calls_max: int = _limit(
-        kinds.COUNT, "Calls that may wait for the engine; more are refused.", 1024
+        kinds.COUNT, "Most calls that may wait for the engine; further calls are refused.", 1024
     )
     # Four of the largest calls.
     inflight_bytes_max: int = _limit(
-        kinds.BYTES, "Bytes of requests and replies in flight; calls beyond are refused.", 4 << 30
+        kinds.BYTES, "Bytes of requests and replies in flight; further calls are refused.", 4 << 30
     )
     # Measured: up to about this, unary is faster.
     unary_bytes_max: int = _limit(
-        kinds.MESSAGE_BYTES, "Size of a unary message; larger ones are streamed.", 16 << 20
+        kinds.MESSAGE_BYTES, "Largest unary message; larger messages are streamed.", 16 << 20
     )
     call_timeout_s: float = _limit(
-        kinds.POSITIVE_SECONDS, "Deadline of a call that has none.", 60.0
+        kinds.POSITIVE_SECONDS, "Deadline of a call whose client sets none.", 60.0
     )
     # The digest of a large table takes most of it.
     call_timeout_max_s: float = _limit(
-        kinds.POSITIVE_SECONDS, "Latest deadline of a call; later ones are cut to it.", 3600.0
+        kinds.POSITIVE_SECONDS, "Longest deadline of a call; longer ones are reduced to it.", 3600.0
     )
     # Supervisors kill a process after the same time.
     drain_s: float = _limit(
-        kinds.SECONDS, "Time to finish running calls when the server stops.", 30.0
+        kinds.SECONDS, "Time that running calls get to finish when the server stops.", 30.0
     )
     log_level: str = _log(
         one_of("debug", "info", "warning", "error"),
@@ -292,7 +294,7 @@ class Settings:
         is_common=True,
     )
     log_format: str = _log(
-        one_of("plain", "json"), "Text for people, or a JSON object a line.", "plain"
+        one_of("plain", "json"), "Plain text, or one JSON object per line.", "plain"
     )
     # Two hundred times the time of a batch.
     slow_call_ms: float = _log(
