@@ -63,6 +63,13 @@ def least(attribute: str) -> Join:
     return lambda answers: min(answers, key=attrgetter(attribute))
 
 
+def table(answers: Sequence[Any]) -> Any:
+    """Return a table's description with the least number of rows and the least t."""
+    return replace(
+        min(answers, key=attrgetter("config.rows")), t=min(answer.t for answer in answers)
+    )
+
+
 def same(attribute: str) -> Join:
     """Return a join: the first shard's answer, if this attribute is equal in all answers.
 

@@ -18,13 +18,11 @@ class CreateTable(
     config: TableConfig
 
 
-class GetTable(
-    Command[results.TableDescription], effect=Effect.READS, join=joins.least("config.rows")
-):
+class GetTable(Command[results.TableDescription], effect=Effect.READS, join=joins.table):
     """Describe a table.
 
-    A cluster's answer has the number of rows that exist on every shard, because one shard can grow
-    before another.
+    A cluster's answer has the number of rows and the t that every shard has reached, because one
+    shard can grow, or be updated, before another.
     """
 
     table: str

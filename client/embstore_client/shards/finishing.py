@@ -175,7 +175,11 @@ def _repeated(router: Router, command: c.UpdateStep, call: Call) -> Acknowledged
 
 
 def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> AcknowledgedUpdate:
-    """Write the rows of a hot replica, the trainer's copy of hot rows, back to the shards."""
+    """Write the rows of a hot replica, the trainer's copy of hot rows, back to the shards.
+
+    A shard may have the rows of this push already, if another shard was lost during an earlier
+    attempt. Its t then is ahead of the others', and grows by so much less.
+    """
     splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
     parts = []
     for part in command.tables:
@@ -184,18 +188,29 @@ def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> Acknowl
         weights = as_rows(part.weights, (count, config.dim), name, "weights")
         state = as_rows(part.state, (count, config.state_dim), name, "state")
         parts.append(replace(part, weights=weights, state=state))
-    commands = {
-        shard: c.PutStepRows(
-            command.member,
-            tuple(
-                c.StepPut(p.table, p.keys[own], p.weights[own], p.state[own], p.add_t)
-                for p, own in ((p, s.of(shard)) for p, s in zip(parts, splits, strict=True))
-            ),
-        )
-        for shard in range(len(router.shards))
-    }
     with router.writing():
+        ahead = [_ahead(router, part.table, call) for part in parts]
+        commands = {
+            shard: c.PutStepRows(
+                command.member,
+                tuple(
+                    _part_of(part, split.of(shard), max(part.add_t - more[shard], 0))
+                    for part, split, more in zip(parts, splits, ahead, strict=True)
+                ),
+            )
+            for shard in range(len(router.shards))
+        }
         return next(iter(router.each(commands, call).values()))
+
+
+def _part_of(part: c.StepPut, own: Any, add_t: int) -> c.StepPut:
+    return c.StepPut(part.table, part.keys[own], part.weights[own], part.state[own], add_t)
+
+
+def _ahead(router: Router, table: str, call: Call) -> list[int]:
+    """Return by how much the t of a table on each shard is above the least."""
+    found = [one.t for one in router.all(c.GetTable(table), call)]
+    return [t - min(found) for t in found]
 
 
 HANDLERS = {

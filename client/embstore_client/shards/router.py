@@ -358,15 +358,16 @@ class Shared:
 def _check_not_half(
     commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
 ) -> None:
-    """Raise OutcomeUnknownError if partitions have moved while some shards applied a command and
-    others did not: the command cannot be sent again."""
-    has_moved = any(isinstance(error, MovedError) for error in errors)
-    if has_moved and None in errors and Trait.ADDS in next(iter(commands.values())).traits:
+    """Raise OutcomeUnknownError if some shards applied a command and others did not: the command
+    cannot be sent again, as their own errors may say."""
+    applied = [shard for shard, error in zip(commands, errors, strict=True) if error is None]
+    wrong = next((error for error in errors if error is not None), None)
+    if applied and wrong is not None and Trait.ADDS in next(iter(commands.values())).traits:
         raise OutcomeUnknownError(
-            "partitions have moved while several clients wrote the same table, and this update "
-            "was applied to some of its rows only: restore a checkpoint of the cluster, or go on "
-            "if you can accept that"
-        )
+            f"this update was applied to some of its rows only: by shards {applied}, and not by "
+            f"all others ({wrong}). Do not send it again, since these shards would apply it twice: "
+            "restore a checkpoint of the cluster, or go on if you can accept that"
+        ) from wrong
 
 
 class _Sums:

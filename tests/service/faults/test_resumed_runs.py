@@ -339,6 +339,27 @@ def test_what_a_replica_pushes_is_put_once(forks, quick_path, soak):
     server.stop()
 
 
+def test_a_replica_is_not_pushed_over_rows_of_another_client(forks, quick_path):
+    """Written while the run's session was gone, after a restart in a hot phase."""
+    server = ForkedServer(forks, quick_path / "store", durability="commands")
+    server.start()
+    options: dict[str, Any] = {"batch_size": 8, "window_batches": 8, "lease_ms": 300_000}
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        table = store.create_table("rows", **TABLES["rows"])
+        run = HotColdRun(store, HotSet({"rows": np.arange(20)}), {"id": "rows"}, **options)
+        with pytest.raises(SessionExpiredError, match="other clients have written"), run:
+            steps = run.steps([{"id": np.arange(64) % 20} for _ in range(4)])
+            for number, step in enumerate(steps, 1):
+                step.update({"rows": step.lookup()["rows"]})
+                if number == 12:
+                    server.kill()
+                    server.start()
+                    with connect(server.address, timeout_s=PATIENCE_S) as other:
+                        other.table("rows").assign([5], np.full((1, DIM), 7, np.float32))
+        assert table.lookup([5]).tolist() == [[7] * DIM]
+    server.stop()
+
+
 # A server that is killed, and not started again: `rank_timeout_ms` is for other ranks, and who has
 # none is told as soon as the connection's `timeout_s` says, by one error
 
