@@ -10,7 +10,7 @@ changes rows without changing t. Therefore the marks are compared before any fil
     TARGET/shard-N    the result: the directory of shard N
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -57,13 +57,14 @@ def restore_cluster(
         are as they were.
     """
     first = _folder(source, 0)
-    found = backups_in(first)
-    places = [place_of(first, name, backup) for name, backup in found.items()]
-    count = max((len(place.shard_map.shards) for place in places if place is not None), default=1)
-    sources = [_folder(source, shard) for shard in range(count)]
-    of_shards = [backups_in(one) for one in sources]
-    chosen = _label(label, of_shards)
-    backups = [of_shard[chosen] for of_shard in of_shards]
+    places = {name: place_of(first, name, one) for name, one in backups_in(first).items()}
+    # A cluster may have had more shards, or fewer, when another label was kept.
+    counts = {name: len(one.shard_map.shards) if one else 1 for name, one in places.items()}
+    every = [_folder(source, shard) for shard in range(max(counts.values(), default=1))]
+    of_shards = [backups_in(one) for one in every]
+    chosen = _label(label, of_shards, counts)
+    count = counts[chosen]
+    sources, backups = every[:count], [of_shard[chosen] for of_shard in of_shards[:count]]
     shard_map = _checked(
         source, [place_of(s, chosen, b) for s, b in zip(sources, backups, strict=True)]
     )
@@ -96,19 +97,27 @@ def _identity(label: str, backup: Catalogue) -> str | None:
     return identity_of(kept.described())
 
 
-def _label(label: str | None, of_shards: list[dict[str, Catalogue]]) -> str:
-    """Return the label to restore, which all shards have."""
-    first, *others = of_shards
-    common = {name for name in first if all(name in other for other in others)}
+def _label(
+    label: str | None, of_shards: list[dict[str, Catalogue]], counts: Mapping[str, int]
+) -> str:
+    """Return the label to restore, which all shards have: as many as `counts` says of the label."""
+
+    def lacking(name: str) -> list[int]:
+        count = counts.get(name, len(of_shards))
+        return [shard for shard, names in enumerate(of_shards[:count]) if name not in names]
+
+    common = {name for name in counts if not lacking(name)}
     if label is None and common:
-        return max(common, key=lambda name: first[name].head.command)
+        return max(common, key=lambda name: of_shards[0][name].head.command)
     if label is None or label not in common:
-        lacking = [n for n, names in enumerate(of_shards) if label not in names]
-        wanted = "" if label is None else f", {label!r}, which shards {lacking} have not"
+        wanted, count = "", len(of_shards)
+        if label is not None:
+            count = counts.get(label, count)
+            wanted = f", {label!r}, which shards {lacking(label)} have not"
         there = ", ".join(map(repr, sorted(common))) or "none"
         raise CheckpointNotFoundError(
-            f"expected backups of one label of all {len(of_shards)} shards{wanted}; labels that "
-            f"all have: {there}; give one of them, or {_AGAIN}"
+            f"expected backups of one label of all {count} shards{wanted}; labels that all have: "
+            f"{there}; give one of them, or {_AGAIN}"
         )
     return label
 

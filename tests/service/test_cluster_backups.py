@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import embstore
 from embstore.config import Adam, Uniform
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.storage import shard as places
 from embstore.storage.files import Files
 from embstore_client import connect
+from tests.clusters import Cluster, table
 from tests.service.test_shards import PATIENCE_S, Shards, next_map
 
 KEYS = np.arange(0, 4000, 3)
@@ -187,6 +189,32 @@ def test_backups_of_a_label_that_was_made_again_are_not_mixed(shards, tmp_path, 
     assert done.status != 0
     assert "differ between the shards" in " ".join(done.err.split())
     assert not (tmp_path / "again").exists()
+
+
+def test_backups_of_more_and_of_fewer_shards_are_in_one_folder(tmp_path, shell):
+    to, cluster = tmp_path / "backups", Cluster(tmp_path / "data", 3)
+    keys = np.arange(4000)
+
+    def back_up(label: str, value: float) -> None:
+        store = cluster.store()
+        store.create_table("t", **table(Adam(0.1), 4000), seed=5)
+        store.table("t").assign(keys, np.full((len(keys), 4), value, np.float32))
+        store.checkpoint(label)
+        store.backup(str(to), label)
+
+    back_up("monday", 1.0)
+    cluster.even(2)
+    cluster.remove(1)
+    back_up("tuesday", 2.0)
+    cluster.close()
+    for label, count in (("tuesday", 2), ("monday", 3), (None, 2)):
+        path = tmp_path / f"of-{label}"
+        done = shell("restore-from", to, path, *(("--label", label) if label else ()), "--json")
+        assert (done.status, done.document["shards"]) == (0, count), done.err
+    for shard in range(2):
+        with embstore.open(tmp_path / "of-None" / f"shard-{shard}", read_only=True) as store:
+            values = set(np.unique(store.table("t").lookup(keys)))
+        assert 2.0 in values and 1.0 not in values
 
 
 def test_a_backup_of_a_cluster_is_of_a_checkpoint(shards, tmp_path):
