@@ -6,6 +6,7 @@ A backup consists of the files of the store, under the same names:
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
     labels/HASH-N.shard     for a shard of a cluster: its file SHARD; HASH is the hash of the label,
                             N is the command number
+    labels/HASH-N.lineage   for a store with promotions: these, as in its file LINEAGE
     log/N.log, base/N-P.rows, ids/N.ids   the files that these catalogues name; several catalogues
                             can name the same file
 
@@ -23,7 +24,9 @@ that removes files would have to read the list, and the list would have to survi
 
 **A restored directory** becomes a store when its last file, store.json, is written; before that it
 does not open. Its epoch is one that the original store never had (the time, in seconds), so that
-clients of the original are not taken for clients of the new store. If the new store gets another
+clients of the original are not taken for clients of the new store. It numbers its files from a
+number on that the original has not reached: both can make backups at one destination, and a standby
+does not take a file of one for that of the other. If the new store gets another
 id, the header page of each file is rewritten; records do not contain the id. A shard's backup
 becomes that shard again, with its map: all shards of a cluster are restored together
 (`embstore.storage.cluster_backups`).
@@ -46,6 +49,7 @@ from embstore.errors import (
 )
 from embstore.results import EPOCH_STEP, BackupFacts
 from embstore.storage import catalogue as catalogues
+from embstore.storage import lineage as lineages
 from embstore.storage import markers
 from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, Entry, IdsEntry, PartEntry
@@ -54,13 +58,18 @@ from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
 from embstore.storage.destinations import Destination, DirectoryDestination, Look
 from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, IDS_MAGIC, LOG_MAGIC, ROOMS, pack_header
+from embstore.storage.lineage import Lineage
 from embstore.storage.lives import up_to
 from embstore.storage.own_names import is_own
 from embstore.storage.shard import ShardPlace
 from embstore.storage.states import KeptState
 from embstore.storage.verify import Verification, entries_of, verify_files
 
-_LABELS, _SUFFIX, _PLACE_SUFFIX = "labels", ".catalogue", ".shard"
+_LABELS, _SUFFIX = "labels", ".catalogue"
+_PLACE, _LINEAGE = ".shard", ".lineage"
+_SKIPPED_NUMBERS = 1 << 20
+"""File numbers that a restored store leaves out: more than the store that was backed up can have
+used since, so that no two files of both histories have one name."""
 _NAME_BYTES_MAX = 240
 _PROBLEMS_MAX = 5
 """Number of problems that an error shows."""
@@ -145,7 +154,10 @@ def back_up(
         done += entry.bytes
     progress(done, total)
     if (place := shards.read(files)) is not None:
-        to.replace(_path_of_place(label, catalogue), shards.encode(place.resumed("")))
+        to.replace(_path_of(label, catalogue, _PLACE), shards.encode(place.resumed("")))
+    if promotions := lineages.read(files).promotions:
+        path = _path_of(label, catalogue, _LINEAGE)
+        to.replace(path, lineages.encode(Lineage(promotions)))
     to.replace(own, catalogues.encode(catalogue))
     if not unreadable:
         _remove_unnamed(to, others | {label: catalogue})
@@ -223,12 +235,20 @@ def restoring(
     check_empty(target)
     # Above all present epochs, and another one per restore, also if the clock was set back.
     epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
-    restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
+    restored = replace(
+        backup,
+        epoch=epoch,
+        store_id=store_id or backup.store_id,
+        next_segment=backup.next_segment + _SKIPPED_NUMBERS,
+    )
+    lineage = None if store_id else _read(source, _path_of(label, backup, _LINEAGE))
     with target.made(), _locked(target):
         try:
             _fetch_all(source, target, restored, store_id is not None, progress)
             if place is not None:
                 shards.write(target, place)
+            if lineage is not None:
+                target.replace(lineages.PATH, lineage)
             target.replace(catalogues.PATH, catalogues.encode(restored))
             target.reached("restore:fetched")
             write_identity(target, restored.store_id)
@@ -297,7 +317,7 @@ def _header(entry: Entry, store_id: bytes) -> bytes:
 
 def _remove_all(target: Files) -> None:
     """Delete the partial copy, identity files first; a retry reports leftovers."""
-    for path in (IDENTITY, catalogues.PATH, shards.PATH):
+    for path in (IDENTITY, catalogues.PATH, shards.PATH, lineages.PATH):
         target.discard(path)
         target.discard(f"{path}.new")
     for folder in ROOMS:
@@ -326,10 +346,15 @@ def backups_in(source: Destination) -> dict[str, Catalogue]:
 
 def place_of(source: Destination, label: str, backup: Catalogue) -> ShardPlace | None:
     """Return the number and map of the shard whose backup this is; None: the store was no shard."""
-    path = _path_of_place(label, backup)
-    if path.rpartition("/")[2] not in source.list(_LABELS):
-        return None
-    return shards.decode(source.read_all(path), path)
+    path = _path_of(label, backup, _PLACE)
+    content = _read(source, path)
+    return None if content is None else shards.decode(content, path)
+
+
+def _read(source: Destination, path: str) -> bytes | None:
+    """Return the content of a small file in `labels`; None: there is no such file."""
+    is_there = path.rpartition("/")[2] in source.list(_LABELS)
+    return source.read_all(path) if is_there else None
 
 
 def _backups(source: Destination) -> tuple[dict[str, Catalogue], list[str]]:
@@ -355,18 +380,19 @@ def _path_of_label(label: str) -> str:
     return f"{_LABELS}/{name}{_SUFFIX}"
 
 
-def _path_of_place(label: str, backup: Catalogue) -> str:
-    """Return the path of a backup's file SHARD. Another backup of that label has another path, so
-    that an interruption between writing SHARD and the catalogue damages neither backup."""
+def _path_of(label: str, backup: Catalogue, suffix: str) -> str:
+    """Return the path of a backup's file SHARD or LINEAGE. Another backup of that label has another
+    path, so that an interruption between writing it and the catalogue damages neither backup."""
     name = hashlib.blake2b(label.encode(), digest_size=8).hexdigest()
-    return f"{_LABELS}/{name}-{backup.head.command}{_PLACE_SUFFIX}"
+    return f"{_LABELS}/{name}-{backup.head.command}{suffix}"
 
 
 def _remove_unnamed(source: Destination, backups: dict[str, Catalogue]) -> None:
     """Remove the store's files that no backup names. Errors are ignored: the backup is complete."""
     here = {f"{room}/{name}" for room in (*ROOMS, _LABELS) for name in source.list(room)}
     named = {entry.path for entry in entries_of(*backups.values())}
-    named |= {_path_of_place(label, backup) for label, backup in backups.items()}
+    for suffix in (_PLACE, _LINEAGE):
+        named |= {_path_of(label, backup, suffix) for label, backup in backups.items()}
     for path in sorted(filter(is_own, here - named)):
         with suppress(StorageError):
             source.remove(path)

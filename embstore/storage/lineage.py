@@ -136,4 +136,9 @@ def write(files: Files, lineage: Lineage) -> None:
 
 def write_to(files: Files, path: str, lineage: Lineage) -> None:
     """Replace the lineage in the file at `path`."""
-    files.replace(path, seal(PATH, _FORMAT, json.dumps(asdict(lineage)).encode() + b"\n"))
+    files.replace(path, encode(lineage))
+
+
+def encode(lineage: Lineage) -> bytes:
+    """Return the content of a file LINEAGE."""
+    return seal(PATH, _FORMAT, json.dumps(asdict(lineage)).encode() + b"\n")

@@ -17,7 +17,7 @@ _OWN = re.compile(
             rf"backup/(log-{_SEGMENT}|base-{_PART}|ids-{_IDS})",
             r"incoming/(LINEAGE|CATALOGUE)(\.new)?",
             r"frequency/([0-9]+\.(counted|imported)|HOTSET)(\.new)?",
-            r"labels/[0-9a-f]{16}-[0-9]+\.shard(\.new)?",
+            r"labels/[0-9a-f]{16}-[0-9]+\.(shard|lineage)(\.new)?",
         ]
     )
 )

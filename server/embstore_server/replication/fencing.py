@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc
 
+from embstore.errors import InvalidArgumentError
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.served import Served
 from embstore_server.replication.leader_stream import (
@@ -50,7 +51,11 @@ async def fence(served: Served, may_lead: asyncio.Event) -> None:
         await send(call, follower=follower)
         leader = (await read(call, "leader")).leader
         theirs = promotions_of(leader.promotions)
-        if leader.store_id == served.store_id and served.lineage.is_continued_by(theirs):
+        if leader.store_id != served.store_id:
+            raise InvalidArgumentError(
+                f"expected the replaced server at {address}, found one of another store"
+            )
+        if served.lineage.is_continued_by(theirs):
             await served.replace_by(theirs[-1])
         else:
             event(logging.INFO, "old leader fenced", address=address)
@@ -70,7 +75,7 @@ async def fence(served: Served, may_lead: asyncio.Event) -> None:
                 return
             except Exception as exc:
                 reason = reason_of(exc, address)
-                if _is_refused(exc):
+                if isinstance(exc, InvalidArgumentError) or _is_refused(exc):
                     lead()
             if reason != logged:
                 event(logging.WARNING, "old leader not fenced", address=address, reason=reason)
