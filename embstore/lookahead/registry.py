@@ -32,6 +32,7 @@ from embstore.errors import (
 from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Mode, Rank, Session, same_error
 from embstore.results import Membership, Place, SessionFacts
+from embstore.tables.logged import SessionPlace
 from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
@@ -158,6 +159,25 @@ class Registry:
             session.check_live()
         rank.deadline = now + session.lease_s
         return session, rank
+
+    def place_of(self, member: str) -> SessionPlace:
+        """Return the resume position of a member's session as it is now. Engine thread.
+
+        Raises SessionExpiredError: no session has this member.
+        """
+        session, _ = self.member(member)
+        bound = {name: table.table_id for name, table in session.tables.items()}
+        return SessionPlace(session.name, Place(session.last_step, bound), is_step=False)
+
+    def check_may_set_rate(self, table: TableState) -> None:
+        """Raise if a table's learning rate cannot be changed now: a trainer that runs ahead has
+        already applied updates, at the previous rate, for steps that are not finished here."""
+        session = self.sessions.get(table.writer)
+        if session is not None and session.facts.waits == "none":
+            raise InvalidArgumentError(
+                f"table {table.name!r}: session {session.name!r} runs ahead of the store; "
+                "expected learning_rate to be given to its updates, found the table's to be set"
+            )
 
     def used_by(self, member: str, process: int) -> None:
         """Count a call of a member for the process that made it, if the member has a session."""

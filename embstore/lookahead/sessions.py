@@ -23,7 +23,7 @@ from embstore.lookahead.registry import Registry
 from embstore.lookahead.session import Rank, Session
 from embstore.lookahead.stats import LiveSessions, SessionsStats
 from embstore.lookahead.step import Step
-from embstore.results import AcknowledgedUpdate, Membership, Place, RowsRead, SessionFacts
+from embstore.results import AcknowledgedUpdate, Membership, RowsRead, SessionFacts
 from embstore.stats import document
 from embstore.tables.logged import SessionPlace
 from embstore.tables.state import Share, TableState
@@ -200,14 +200,9 @@ class Sessions:
         return self._finishing.send(command)
 
     def place_of(self, member: str) -> SessionPlace:
-        """Return the resume position of a member's session as it is now. Engine thread.
-
-        Raises SessionExpiredError: no session has this member.
-        """
+        """Return the resume position of a member's session; see `Registry.place_of`."""
         with self._planner.lock:
-            session, _ = self._registry.member(member)
-            bound = {name: table.table_id for name, table in session.tables.items()}
-            return SessionPlace(session.name, Place(session.last_step, bound), is_step=False)
+            return self._registry.place_of(member)
 
     def check_may_put(self, member: str) -> Session:
         """Return a member's session if it can set rows. Engine thread.
@@ -241,15 +236,9 @@ class Sessions:
         return session.name
 
     def check_may_set_rate(self, table: TableState) -> None:
-        """Raise if a table's learning rate cannot be changed now: a trainer that runs ahead has
-        already applied updates, at the previous rate, for steps that are not finished here."""
+        """Raise if a table's learning rate cannot be set; see `Registry.check_may_set_rate`."""
         with self._planner.lock:
-            session = self._registry.sessions.get(table.writer)
-            if session is not None and session.facts.waits == "none":
-                raise InvalidArgumentError(
-                    f"table {table.name!r}: session {session.name!r} runs ahead of the store; "
-                    "expected learning_rate to be given to its updates, found the table's to be set"
-                )
+            self._registry.check_may_set_rate(table)
 
     def release_ended(self) -> None:
         """Release the pins and tables of ended sessions. Engine thread."""

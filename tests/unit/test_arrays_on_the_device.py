@@ -122,7 +122,7 @@ def test_rows_that_are_put_and_read_are_the_same(store):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_give_the_same_bits(store, ranks):
     rng, device, sessions = np.random.default_rng(SEED), store.executor.device, store.sessions
-    sessions.open("s", ["host", "device"], world_size=ranks)
+    sessions.open("s", ["host", "device"], world_size=ranks, rank_timeout_ms=600_000)
     members = [sessions.join("s", rank).member for rank in range(ranks)]
     for step in range(1, 5):
         keys = [rng.permutation(ROWS)[:50] for _ in members]
