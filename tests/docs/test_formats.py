@@ -291,7 +291,7 @@ def test_catalogue(written):
     assert first.keys() == second.keys() == head.keys() == set(named)
     rows = [row[0] for row in table_rows(PAGE, "list | of")]
     forms = [re.findall(r"\w+", row) for row in rows if "table_id," in row]
-    ((table_id, t),), ((*_, identity),) = second["tables"], first["tables"]
+    ((table_id, t, _),), ((*_, identity),) = second["tables"], first["tables"]
     assert [len(row) for row in (second["tables"][0], first["tables"][0])] == [
         len(forms[0]),
         len(forms[2]),
