@@ -105,7 +105,7 @@ def test_cut_or_lost(path, backend, pattern, length):
 def test_overwritten_header(path, backend, pattern):
     file = one_of(path, pattern)
     whole = file.read_bytes()
-    for place in (0, 9, 16, 18, 20, 33, 40, 50, 57, 65, 100):
+    for place in (0, 9, 16, 18, 20, 33, 40, 50, 57, 65, 75, 100):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         assert_corrupt(backend, file.name)
 
@@ -116,9 +116,9 @@ def test_header_of_another_format_or_byte_order(path, backend, pattern, place, v
     file = one_of(path, pattern)
     whole = bytearray(file.read_bytes())
     whole[place : place + 4] = value.to_bytes(4, "little")
-    whole[64:72] = zlib.crc32(whole[:64]).to_bytes(8, "little")
+    whole[72:80] = zlib.crc32(whole[:72]).to_bytes(8, "little")
     file.write_bytes(whole)
-    form = 4 if pattern == "*.rows" else 3
+    form = 5 if pattern == "*.rows" else 4
     with pytest.raises(TableMismatchError, match=f"{file.name}.*format {form}, little-endian"):
         backend.open_store()
 
