@@ -26,7 +26,7 @@ def page(proto: str) -> str:
         others = [n for n in declared if n != name and re.search(rf"\b{n}\b", match[3])]
         parts += [f"## {name}", _comment_above(proto, match.start())]
         if name in users:
-            parts.append(f"Of the calls {', '.join(f'`{call}`' for call in users[name])}.")
+            parts.append(f"Used by the calls {', '.join(f'`{call}`' for call in users[name])}.")
         if others and match[1] != "service":
             links = ", ".join(f"[{n}](#{n.lower()})" for n in others)
             parts.append(f"Has {links}.")

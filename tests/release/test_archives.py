@@ -92,8 +92,8 @@ def test_the_page_of_the_proto_file_has_every_declaration():
     assert sorted(re.findall(r"^## (\w+)$", page, re.M)) == sorted(declared)
     headings = {name.lower() for name in declared}
     assert set(re.findall(r"\]\(#(\w+)\)", page)) <= headings
-    assert page.startswith("# embstore.v1\n\nThe wire of embstore, version 1.")
-    assert "Of the calls `UpdateStep`" in page
+    assert page.startswith("# embstore.v1\n\nThe wire protocol of embstore, version 1.")
+    assert "Used by the calls `UpdateStep`" in page
 
 
 def test_the_bill_has_files_dependencies_and_what_is_vendored(tmp_path):
