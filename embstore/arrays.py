@@ -60,7 +60,7 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
 
 def of_other_ids(rows: int | str = "table.rows") -> str:
     """Return the advice that every error about ids that are no keys contains."""
-    advice = "of ids that are no keys, pass embstore.hash_ids(keys"
+    advice = "for ids that cannot be keys, pass embstore.hash_ids(keys"
     if rows == SPARSE_ROWS:
         return f"{advice})"
     return f'{advice}, rows={rows}), or make the table with key_space="sparse"'

@@ -163,7 +163,7 @@ class _Decaying(Optimizer):
         if not isinstance(self.decoupled_weight_decay, bool | np.bool_):
             raise InvalidArgumentError(
                 "expected decoupled_weight_decay to be True or False, found "
-                f"{self.decoupled_weight_decay!r}: how much is weight_decay's to say"
+                f"{self.decoupled_weight_decay!r}; give the amount as weight_decay"
             )
 
     def decay_values(self, learning_rate: float) -> tuple[float, float]:

@@ -186,15 +186,15 @@ class SplitStats:
     optimizer: str = label("Kind of optimizer.", lambda p: p.pool.layout.optimizer)
     memory_bytes: int = gauge("Memory that the pool takes.", lambda p: p.pool.slots.memory_bytes)
     bytes_before: int = gauge(
-        "Memory that the pool took when it was decided.", lambda p: p.split.bytes_before
+        "Memory of the pool before the change.", lambda p: p.split.bytes_before
     )
-    bytes_aimed: int = gauge("Memory that the pool is to take.", lambda p: p.split.bytes_aimed)
+    bytes_aimed: int = gauge("Memory of the pool after the change.", lambda p: p.split.bytes_aimed)
     miss_rate_before: float = gauge(
-        "Share of its lookups expected to miss with what it had.",
+        "Expected share of misses with the memory before the change.",
         lambda p: p.split.miss_rate_before,
     )
     miss_rate_aimed: float = gauge(
-        "Share of its lookups expected to miss with what it is to have.",
+        "Expected share of misses with the memory after the change.",
         lambda p: p.split.miss_rate_aimed,
     )
 
@@ -203,7 +203,9 @@ class SplitStats:
 class SplittingStats:
     """The division of the cache between pools."""
 
-    how: str = text("By what lookups would miss (measured), or by who came first (demand).")
+    how: str = text(
+        "How memory is divided: by expected misses (measured), or in the order of demand (demand)."
+    )
     decisions: int = counter("Changes of the split.")
     moved_bytes: int = counter("Bytes that pools have released for others.")
     refused: int = counter("Moves for which the log had no room.")

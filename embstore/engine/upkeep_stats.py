@@ -32,8 +32,8 @@ class CommitStats:
         lambda c: c.every_s,
     )
     commit_age_s: float = gauge(
-        "Time since the last commit of any kind: without a command log a crash would lose what was "
-        "done since; 0: nothing was.",
+        "Time since the last commit of any kind, if commands followed it: without a command log a "
+        "crash would lose these; else 0.",
         lambda c: c.age_s,
     )
     own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)
@@ -77,15 +77,17 @@ class ScrubStats:
         lambda s: s.bytes_per_s,
         metric="scrub_rate_bytes",
     )
-    scrubbed_bytes: int = counter("Checked in the background.", lambda s: s.bytes)
+    scrubbed_bytes: int = counter("Bytes of files checked in the background.", lambda s: s.bytes)
     scrubbed_rows: int = counter("Records checked in the background.", lambda s: s.found.rows)
-    scrub_passes: int = counter("How often all files were checked.", lambda s: s.found.passes)
-    scrub_age_s: float = gauge("Time since the last pass ended; 0: none has.", lambda s: s.age_s)
+    scrub_passes: int = counter("Checks of all files that have ended.", lambda s: s.found.passes)
+    scrub_age_s: float = gauge(
+        "Time since the last check of all files ended; 0: none has ended.", lambda s: s.age_s
+    )
     scrub_problems: int = gauge(
-        "Files that are not what was written.", lambda s: len(s.found.problems)
+        "Damaged files that the check found.", lambda s: len(s.found.problems)
     )
     scrub_errors: list[str] = texts(
-        "What is wrong, with table and keys.",
+        "The damage, with table and keys.",
         lambda s: [text for found in s.found.problems.values() for text in found][
             :_SCRUB_ERRORS_MAX
         ],
@@ -102,7 +104,7 @@ class ReplicationStats:
     )
     connected: bool = flag("This standby is connected to its leader.", lambda s: s.is_connected)
     reason: str | None = text(
-        "Why this standby is not connected, or by what the store was replaced.",
+        "Why this standby is not connected, or which promotion replaced the store.",
         lambda s: s.replaced_by or s.reason or None,
     )
     commands_behind: int = gauge("Commands of the leader that this standby has not yet.")

@@ -193,7 +193,9 @@ def test_other_ids_are_hashed_before_a_step_is_announced(server):
 
 def called_on(keys: Any, text: str, table: Table) -> Any:
     """Return what the function that a refusal names makes of ids."""
-    advice = r"; of ids that are no keys, pass (embstore\.\w+\([^()]+\))(?:, or make the table|$)"
+    advice = (
+        r"; for ids that cannot be keys, pass (embstore\.\w+\([^()]+\))(?:, or make the table|$)"
+    )
     ((call),) = re.findall(advice, text)
     return eval(call, {"embstore": embstore, "keys": keys, "table": table})
 

@@ -112,7 +112,7 @@ def restore(
     """
     with connect() as store:
         if not yes:
-            output.ask(f"Lose what is newer than {label!r}?", f"checkpoint {label!r}", "restored")
+            output.ask(f"Lose all changes since {label!r}?", f"checkpoint {label!r}", "restored")
         with output.progress(f"restore {label!r}"):
             command = store.restore(label, wait_s=wait, force=force)
     document = {"label": label, "command": command}
@@ -130,7 +130,7 @@ def backup(
     ],
     *,
     label: Annotated[
-        str | None, flag("A kept checkpoint. Default: what there is now.", "LABEL")
+        str | None, flag("A kept checkpoint. Default: the present state.", "LABEL")
     ] = None,
 ) -> Shown:
     """Back up the store of a running server to DEST, where only new files are written.

@@ -99,9 +99,9 @@ def of_room(free_bytes: int, free_files: int | None) -> Finding:
     unknown."""
     found = f"{bytes_text(free_bytes)} free"
     if free_bytes < ROOM_NONE_BYTES:
-        return fail("room", found, "free some: writes are refused without")
+        return fail("room", found, "free some space: without it writes are refused")
     if free_bytes < ROOM_SMALL_BYTES:
-        change = "free more, or take a larger disk: log and merges need room beside the rows"
+        change = "free more space, or use a larger disk: the log and merges need space, too"
         return warn("room", found, change)
     if free_files is not None and free_files < FILES_FEW:
         return warn(

@@ -99,11 +99,13 @@ def of_gpu_memory(memory: Callable[[], tuple[int, int]]) -> Finding:
     found = f"{bytes_text(free)} of {bytes_text(total)} free; --cache-bytes 80% takes {share}"
     if total - free > total * _USED_SHARE:
         change = (
-            "what has the rest stays as it is; a trainer that is not started yet needs its own: "
-            "give --cache-bytes in bytes, all less the trainer's peak and 2GiB for calls"
+            "other programs use the rest; a trainer that is not running yet needs memory, too: "
+            "give --cache-bytes in bytes, all memory less the trainer's peak and 2GiB for calls"
         )
         return warn("GPU memory", found, change)
-    return ok("GPU memory", f"{found}; beside a trainer give bytes, and leave it its peak")
+    return ok(
+        "GPU memory", f"{found}; if a trainer uses this GPU, give bytes, less the trainer's peak"
+    )
 
 
 def _memory() -> tuple[int, int]:

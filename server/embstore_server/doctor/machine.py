@@ -84,7 +84,7 @@ def of_cores(usable: int, system: System) -> Finding:
     quota, _, period = system.text("sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
         cores = min(cores, int(quota) / int(period))
-        found += f", of whose time the control group allows {cores:g}"
+        found += f", limited to the time of {cores:g} by the control group"
     if cores >= CORES_FEW:
         return ok("processors", found)
     change = f"allow {CORES_FEW} or more: calls wait for each other, and for the event loop"
@@ -150,7 +150,9 @@ def of_overcommit(system: System) -> Finding:
     if system.number("proc/sys/vm/overcommit_memory") != _NO_OVERCOMMIT:
         return ok("overcommit", "allowed")
     change = "`sysctl vm.overcommit_memory=0`, or a smaller --cache-bytes"
-    return warn("overcommit", "not allowed: what a cache may have is counted whole", change)
+    return warn(
+        "overcommit", "not allowed: the whole budget of a cache counts as used memory", change
+    )
 
 
 def of_huge_pages(system: System) -> Finding:

@@ -58,7 +58,10 @@ def demo(
         bool, flag("Train by single lookups and updates.", None, "--no-session")
     ] = False,
     hotcold: Annotated[
-        bool, flag("Train samples whose rows are all hot without calls.", None, "--hotcold")
+        bool,
+        flag(
+            "Train samples that need hot rows only, without calls to the server.", None, "--hotcold"
+        ),
     ] = False,
     compare: Annotated[
         bool, flag("Compare LRU, LFU, rank, look-ahead and hot/cold.", None, "--compare")
@@ -150,11 +153,12 @@ def _check_place(given: Set[str], address: str | None, *, compare: bool, cluster
     if compare and (cluster or address is not None):
         problem = "--compare starts servers: leave out --cluster and --address"
     elif cluster and address is not None:
-        problem = "--cluster starts one: leave out one of --cluster and --address"
+        problem = "--cluster starts a cluster: leave out one of --cluster and --address"
     elif cluster and "device" in given:
-        problem = "--cluster is of servers, with devices of their own: leave out --device"
+        problem = "each server of a cluster chooses its own device: leave out --device"
     elif address is not None and given & _OF_SERVER:
         flags = " and ".join("--" + name.replace("_", "-") for name in sorted(given & _OF_SERVER))
-        problem = f"{flags}: what runs at --address has its own; leave out --address, or these"
+        own = "the server at --address has its own settings"
+        problem = f"{flags}: {own}; leave out --address, or these flags"
     if problem:
         raise InvalidArgumentError(problem)

@@ -230,8 +230,8 @@ def _of_host(found: dict[str, Any]) -> str:
     pinned, keys = max(found["host_pinned_bytes"]), max(found["host_key_bytes"])
     return (
         f"level two has up to {rows:,} rows in {bytes_text(pinned)} of pinned memory; their keys "
-        f"and index take {bytes_text(keys)} of the GPU's, which count in the cache: "
-        f"{keys / rows:.0f} bytes for a row of {row_bytes}, {keys / pinned:.0%} of what it takes"
+        f"and index take {bytes_text(keys)} of the GPU's memory, which count in the cache: "
+        f"{keys / rows:.0f} bytes for a row of {row_bytes} bytes, {keys / pinned:.0%} as much"
     )
 
 

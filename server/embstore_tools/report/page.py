@@ -110,7 +110,9 @@ def _over_steps(run: RunFile) -> Iterator[str]:
     stages = islice(run.named("planning."), _STAGES_MAX)
     planning = {name.partition(".")[2]: _thousandfold(run.rates(name)) for name in stages}
     if planning:
-        yield _section("Planning ahead", "Milliseconds a step, beside the loop, by stage.")
+        yield _section(
+            "Planning ahead", "Milliseconds per step, concurrently with the loop, by stage."
+        )
         yield charts.stacked(xs, planning, _ms)
 
 

@@ -85,4 +85,4 @@ def _check(samples: Mapping[str, Sequence[float]]) -> None:
     if len(counts) != 1 or "step" not in samples:
         raise TypeError("samples of different lengths")
     if not all(isinstance(value, int | float) for values in samples.values() for value in values):
-        raise TypeError("samples that are no numbers")
+        raise TypeError("samples that are not numbers")

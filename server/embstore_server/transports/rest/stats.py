@@ -50,7 +50,7 @@ class ServiceStats:
         "Answers kept for calls that are sent again.", lambda s: s.replay.remembered_calls
     )
     trace_spans: dict[str, int] = counter(
-        "Spans by what became of them: exported, failed (the collector did not take them), dropped "
+        "Spans by outcome: exported, failed (the collector did not take them), dropped "
         "(they found the queue full). Empty: no traces are made.",
         lambda s: s.metrics.traces.spans.copy() if s.metrics.traces else {},
         label="outcome",
@@ -65,7 +65,7 @@ def _of_owner(name: str, help: str) -> Any:
 def _limit_of_owner(name: str) -> Any:
     what = name.replace("_", " ")
     return gauge(
-        f"Limit of {what}; none where there is none.",
+        f"Limit of {what}; absent if there is no limit.",
         lambda used: used.get(f"{name}_max"),
         metric="owner_limit",
         labels={"limit": name},
@@ -109,7 +109,7 @@ class TransportStats:
     received_bytes: int = counter("Size of requests.")
     sent_bytes: int = counter("Size of replies.")
     copied_bytes: int = counter(
-        "Size of what was copied between shared memory and the process's own.",
+        "Bytes copied between shared memory and other memory of the process.",
         lambda t: t.copies.bytes,
     )
     connections: int | None = gauge("Connections; none where the transport does not say.")
