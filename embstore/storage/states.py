@@ -145,7 +145,7 @@ def _tables(before: State, dropped: list[int], rows: list[list[Any]]) -> tuple[T
     for table_id in dropped:
         del tables[table_id]
     for table_id, t, written, *more in rows:
-        tables[table_id] = _entry(tables, table_id, t, written, *more)
+        tables[table_id] = _entry(tables, table_id, int(t), int(written), *more)
     return tuple(tables.values())
 
 

@@ -165,7 +165,9 @@ CHANGES = {
     "with a field of the future": lambda body: body.replace(b'"epoch"', b'"aeon": 1,\n "epoch"'),
     "with a table of no dim": lambda body: body.replace(b'"dim": 4', b'"dim": 0'),
     "with an optimizer of the future": lambda body: body.replace(b'"sgd"', b'"lion"'),
-    "with a table's rows as text": lambda body: re.sub(rb"(?<=\[\[0, 1, )\d+", b'"x"', body),
+    "with a table's t as text": lambda body: re.sub(rb"(?<=\[\[0, )\d+", b'"x"', body),
+    "with a table's last write as text": lambda body: re.sub(rb"(?<=\[\[0, 1, )\d+", b'"x"', body),
+    "with a table's rows as text": lambda body: re.sub(rb"(\[\[0, 1, \d+, )\d+", rb'\1"x"', body),
 }
 
 
