@@ -24,12 +24,14 @@ from typing import Any, TypeVar
 
 from embstore import commands as c
 from embstore.commands import Command, Executor
-from embstore.errors import DeadlineError, EmbstoreError
+from embstore.errors import DeadlineError, EmbstoreError, OutcomeUnknownError
 from embstore.results import Barrier, NamedPlace
 
 R = TypeVar("R")
 
 TRIES = 50
+_STABLE = 5
+"""Tries with one difference, after which no client will finish the command that made it."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
 """Together longer than the time that a client waits before it repeats a refused command."""
@@ -76,11 +78,12 @@ def pause_each(
     Raises
     ------
     DeadlineError : the shards were at different barriers in every try; no shard is paused.
+    OutcomeUnknownError : a table's t differs between shards, and nothing changes that.
     EmbstoreError : a shard was not reached, or refused the command. No shard stays paused, except
         for shards that were not reached. A pause outlives the client that asked for it, so the next
         client that pauses writes resumes these shards.
     """
-    longest_s = _PAUSE_FIRST_S
+    longest_s, apart = _PAUSE_FIRST_S, [""]
     try:
         for _ in range(tries):
             found = _of_all(shards, c.PauseWrites(by, None, lease_ms), timeout_s)
@@ -90,6 +93,12 @@ def pause_each(
                 found = _of_all(shards, c.PauseWrites(by, None, lease_ms), timeout_s)
             if _are_one(found):
                 return found
+            apart.append(_difference(found))
+            if apart[-1] and apart[-_STABLE:] == _STABLE * apart[-1:]:
+                raise OutcomeUnknownError(
+                    f"expected the same commands on all shards, found that {apart[-1]}: an update "
+                    "has reached some shards only; restore a checkpoint of the cluster"
+                )
             resume_all(shards, by, timeout_s=timeout_s)
             wait(random.uniform(0, longest_s))
             longest_s = min(2 * longest_s, _PAUSE_MAX_S)
@@ -101,6 +110,17 @@ def pause_each(
         "expected all shards to stop at one consistent point, found writes between them in all "
         f"{tries} tries: pause other writers, and try again"
     )
+
+
+def _difference(found: Sequence[Barrier]) -> str:
+    """Return how the shards' tables differ in t, in words; "": they do not."""
+    if not _are_alike(found):
+        return ""
+    for same in zip(*(one.tables for one in found), strict=True):
+        by_shard = [table.t for table in same]
+        if len({*by_shard}) > 1:
+            return f"table {same[0].config.name!r} has t {by_shard}, by shard"
+    return ""
 
 
 def _are_one(found: Sequence[Barrier]) -> bool:

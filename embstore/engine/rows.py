@@ -6,7 +6,7 @@ table's width, and arrays in device memory must be in the memory of this device.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -213,7 +213,8 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
         if moved:
             check_moved(engine, share.table, share.keys)
         session = share.table.writer if moved else _deleting(engine, share.table, member)
-        rows = writes.delete(share, session)
+        with share.table.moving_rows() if moved else nullcontext():
+            rows = writes.delete(share, session)
         return Deleted(engine.tables.frame.command_number + 1, share.table.t, rows)
 
 
@@ -242,7 +243,8 @@ def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdat
         if moved:
             check_moved(engine, table, keys)
         put = _put_of(table, keys, command.weights, command.state, command.add_t)
-        writes.put_rows([put], table.writer if moved else "")
+        with table.moving_rows() if moved else nullcontext():
+            writes.put_rows([put], table.writer if moved else "")
         return _acknowledged(engine, [put.share])
 
 

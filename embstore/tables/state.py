@@ -1,6 +1,7 @@
 """The run-time state of a table, and a command's share of it, for reads and writes alike."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -66,6 +67,13 @@ class TableState:
         """Record that the running command changes rows of the table, and adds to t."""
         self.t += add_t
         self.written = self.frame.command_number + 1
+
+    @contextmanager
+    def moving_rows(self) -> Iterator[None]:
+        """Run a write that moves rows between shards: it changes no row for the clients."""
+        written = self.written
+        yield
+        self.written = written
 
     @property
     def known_rows(self) -> int:

@@ -363,9 +363,12 @@ def _check_not_half(
     applied = [shard for shard, error in zip(commands, errors, strict=True) if error is None]
     wrong = next((error for error in errors if error is not None), None)
     if applied and wrong is not None and Trait.ADDS in next(iter(commands.values())).traits:
+        why = str(wrong)
+        if any(isinstance(error, MovedError) for error in errors):
+            why = "partitions have moved while several clients wrote the same table"
         raise OutcomeUnknownError(
             f"this update was applied to some of its rows only: by shards {applied}, and not by "
-            f"all others ({wrong}). Do not send it again, since these shards would apply it twice: "
+            f"all others ({why}). Do not send it again, since these shards would apply it twice: "
             "restore a checkpoint of the cluster, or go on if you can accept that"
         ) from wrong
 
