@@ -133,9 +133,9 @@ def backup(
         str | None, flag("A kept checkpoint. Default: the present state.", "LABEL")
     ] = None,
 ) -> Shown:
-    """Back up the store of a running server to DEST, where only new files are written.
+    """Back up the store of a running server to DEST.
 
-    Other calls continue meanwhile. If this command is interrupted, the server finishes the backup.
+    Only new files are written there. Other calls continue meanwhile. If this command is interrupted, the server finishes the backup.
     """
     with connect() as store, output.progress("backup"):
         made = store.backup(destination, label)
@@ -157,7 +157,9 @@ def digest(
         bool, typer.Option("--leaves", help="Also of blocks of 256 keys with a written row.")
     ] = False,
 ) -> Shown:
-    """Show the digest of tables. Digests are equal if, and only if, every bit of the rows is equal.
+    """Show the digests of tables.
+
+    Digests are equal if, and only if, every bit of the rows is equal.
 
     Lines are in the format of sha256sum, so that diff compares two stores; with --leaves it shows
     the blocks in which they differ.

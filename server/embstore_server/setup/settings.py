@@ -254,8 +254,8 @@ class Settings:
     # Even the slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "Longest time to set up a connection (gRPC), or to send the head of a request (REST); "
-        "then the connection is closed.",
+        "Longest time to set up a connection; then the connection is closed. By REST, the time "
+        "to send the head of a request.",
         10.0,
     )
     # One megabyte takes eight seconds at a megabit per second.
