@@ -135,7 +135,8 @@ def backup(
 ) -> Shown:
     """Back up the store of a running server to DEST.
 
-    Only new files are written there. Other calls continue meanwhile. If this command is interrupted, the server finishes the backup.
+    Only new files are written there. Other calls continue meanwhile. If this command is
+    interrupted, the server finishes the backup.
     """
     with connect() as store, output.progress("backup"):
         made = store.backup(destination, label)
