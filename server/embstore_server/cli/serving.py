@@ -46,8 +46,8 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         a key of the TOML file (cache_bytes); if several contain it, the first of these wins.
         --help-all shows all settings.
 
-        SIGTERM and SIGINT stop the server. When the device fails, it ends with status 70; started
-        again, it opens the store at its last checkpoint.
+        SIGTERM and SIGINT stop the server. If the device fails, the server ends with status 70.
+        When the server is started again, it opens the store at its last commit.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own log contains its errors
         from embstore_server.path.memory_trim import (

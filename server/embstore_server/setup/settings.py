@@ -181,9 +181,10 @@ class Settings:
     # Other machines can use a name only if it contains a dot.
     allowed_hosts: tuple[str, ...] | None = _network(
         kinds.NAMES,
-        "Further host names of REST, such as a.example or *.b.example; *: any name. IP addresses, "
-        "names without a dot and names that end with .svc, .local or .internal are always "
-        "allowed, but on loopback only localhost is.",
+        "Further host names of REST, such as a.example or *.b.example; *: any name. A server on "
+        "loopback always allows localhost and loopback addresses; on any other address it always "
+        "allows IP addresses, names without a dot, and names that end with .svc, .local or "
+        ".internal.",
         None,
     )
     tls_cert: Path | None = _access(
@@ -203,8 +204,8 @@ class Settings:
     )
     tokens: Path | None = _access(
         kinds.FILE,
-        "File of tokens and their rights, which embstore token writes; none: every call is "
-        "allowed, without a token.",
+        'File of tokens and their rights, which the command "embstore token" writes; none: every '
+        "call is allowed, without a token.",
         None,
         is_common=True,
     )
@@ -229,18 +230,20 @@ class Settings:
         None,
     )
     follow_token: Path | None = _replication(
-        kinds.FILE, "File of the token for the leader, which needs the right admin on '*'.", None
+        kinds.FILE,
+        "File of the token that the leader requires; the token needs the right admin on '*'.",
+        None,
     )
     # No default above 0: waiting for a standby that may not exist is a choice.
     standbys: int = _replication(
         kinds.NUMBER,
-        "Number of standbys that must persist a write before it is acknowledged; while fewer are "
-        "connected, writes wait.",
+        "Number of standbys that must persist a write before it is acknowledged; while fewer "
+        "standbys are connected, writes wait.",
         0,
     )
     shard_map: Path | None = _cluster(
         kinds.FILE,
-        "JSON file of the map of the cluster that this shard belongs to, with --shard; none: the "
+        "JSON file of the cluster's map, for a server that is a shard; requires --shard. None: the "
         "store is in no cluster.",
         None,
     )
@@ -249,7 +252,7 @@ class Settings:
     )
     # Far more than trainers need, and a fourth of a process's open files on most systems.
     connections_max: int = _limit(
-        kinds.COUNT, "Most connections to each port; further connections are closed.", 1024
+        kinds.COUNT, "Limit of connections to each port; further connections are closed.", 1024
     )
     # Even the slowest network takes less.
     handshake_timeout_s: float = _limit(
@@ -266,7 +269,7 @@ class Settings:
     )
     # This is work for seconds: more calls would time out in the queue.
     queue_calls_max: int = _limit(
-        kinds.COUNT, "Most calls that may wait for the engine; further calls are refused.", 1024
+        kinds.COUNT, "Limit of calls that wait for the engine; further calls are refused.", 1024
     )
     # Four of the largest calls.
     inflight_bytes_max: int = _limit(
@@ -281,7 +284,7 @@ class Settings:
     )
     # The digest of a large table takes most of it.
     call_timeout_max_s: float = _limit(
-        kinds.POSITIVE_SECONDS, "Longest deadline of a call; longer ones are reduced to it.", 3600.0
+        kinds.POSITIVE_SECONDS, "Longest deadline of a call; longer deadlines are reduced.", 3600.0
     )
     # Supervisors kill a process after the same time.
     drain_s: float = _limit(
