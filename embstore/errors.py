@@ -8,8 +8,8 @@
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
-  + TableExistsError                              created again with another identity configuration
-  + CheckpointExistsError                         a label is used once
+  + TableExistsError                              a table is created with another identity
+  + CheckpointExistsError                         the label was used before
   + CheckpointProtectedError                      a protected checkpoint would be lost
   + TableMismatchError                            another format, version or endianness
   + TableHeldError                                a session holds the table, the rank or the name
@@ -22,7 +22,7 @@
   + WritesPausedError                               a shard takes no writes for a moment
   + MovedError                                    a shard has another map than the caller
   + DeadlineError                                 no answer in time
-  + OutcomeUnknownError                           the server changed while a mutating call was out
+  + OutcomeUnknownError                           the server restarted during a mutating call
   + CapacityError                                 disk, cache, index or a named limit is full
   + OverloadedError                               the server's queue is full; back off, then retry
   + StoreClosedError                              after close(), or after a failure
@@ -124,8 +124,8 @@ class DeadlineError(EmbstoreError):
 
 
 class OutcomeUnknownError(EmbstoreError):
-    """The server restarted, or was restored, during the call or since the last one. Read t to find
-    out whether the call was applied."""
+    """The server restarted, or was restored, during the call or since the previous call. Read t to
+    find out whether the call was applied."""
 
 
 class CapacityError(EmbstoreError):

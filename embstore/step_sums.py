@@ -14,7 +14,7 @@ def summed_part(part: c.StepGradients, count: int) -> c.StepGradients:
     """Return gradients of occurrences as one sum for each key that occurs; return other gradients
     unchanged.
 
-    count : number of announced keys; the values of `part.inverse` are below it
+    count : number of announced keys; the values of `part.inverse` are below `count`
     """
     inverse, rows, bags = part.inverse, part.gradients, part.bags
     if inverse is None:
