@@ -109,7 +109,7 @@ class Sessions(Reach):
     the same answer. A call renews its member's lease when it begins, but not while it waits for a
     server: a client whose call may wait longer than the lease must call `renew` meanwhile.
 
-    This is one class, because each command of a session is a method with its own documentation.
+    One class has all commands of a session, because each is a method with its own documentation.
     """
 
     # Opening and closing

@@ -47,11 +47,9 @@ class Table(TableProperties):
         ----------
         keys : (n,) int64. For a store on a GPU that is embedded, or whose server shares its GPU's
             memory, `keys` and `out` can also be arrays in the GPU's memory (of CuPy, PyTorch or
-            Numba: objects with `__cuda_array_interface__`). If such keys are given without `out`,
-            an embedded store refuses the call, and a server's store returns a CuPy array in that
-            memory
-        admit : whether missed rows enter the cache; False, for evaluation: the cache does not
-            change
+            Numba: objects with `__cuda_array_interface__`). Without `out`, an embedded store
+            refuses such keys, and a server returns a CuPy array in that memory
+        admit : whether missed rows enter the cache; False leaves the cache unchanged
         out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
         counts : (n,) integers, 1 to 2**32 - 1, the number of accesses that each key stands for,
             from a caller that has de-duplicated its keys; None: each key stands for one access. The
@@ -59,7 +57,7 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : keys or counts have another shape, dtype or range; or the call is too
+        InvalidArgumentError : wrong shape, dtype or range of keys or counts; or the call is too
             large.
         """
         command = c.Lookup((self._keys(keys, counts),), admit)
@@ -176,8 +174,8 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : an argument has another shape, dtype or range; or a sum is refused,
-            and the message names its key.
+        InvalidArgumentError : wrong shape, dtype or range; or a refused sum (the message has its
+            key).
         CapacityError : the disk has no space for the rows that would leave the cache.
         """
         part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
@@ -244,18 +242,16 @@ class Table(TableProperties):
     ) -> Acknowledged:
         """Set weights (n, dim) and optimizer state (n, state_dim), and add `add_t` to t.
 
-        A hot replica sends back its rows by this call, with the number of updates that were applied
-        to them.
+        A hot replica sends back its rows by this call, with the number of updates applied to them.
         """
         command: Any = c.PutRows(self._keys(keys), weights, state, add_t)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Delete rows, as if they had never been written; the result contains the number of deleted
-        rows that were written.
+        """Delete rows, as if they had never been written; return how many of them were written.
 
-        The next lookup of a deleted key returns its initial row, with initial optimizer state. The
-        digest equals the digest of a table that never had the row; t does not change. Kept
+        The next lookup of a deleted key returns the initial row, its optimizer state is reset, and
+        the digest equals the digest of a table that never had the row; t does not change. Kept
         checkpoints keep the rows. Space is freed by the merges that follow a commit.
 
         Parameters
@@ -266,8 +262,7 @@ class Table(TableProperties):
         ------
         InvalidArgumentError : keys have another shape, dtype or range; or the call is too large.
         TableHeldError : a look-ahead session that is not shared is open on the table.
-        CapacityError : the disk, or the log, has no space for the tombstones (records of
-            deletions).
+        CapacityError : the disk, or the log, has no space for the records of deletions.
         """
         return self._executor.execute(c.DeleteRows(self._keys(keys)))
 
@@ -292,9 +287,9 @@ class Table(TableProperties):
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        The digest covers the table's state when the call begins; other calls are executed
-        meanwhile. The call takes a second per GB written since the last digest; the first digest
-        reads the whole table.
+        The digest covers the state when this call begins; other calls are executed meanwhile. This
+        call takes a second per GB written since the last digest; the first digest reads the whole
+        table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest
@@ -302,8 +297,7 @@ class Table(TableProperties):
     def leaves(self, *, timeout_s: float | None = None) -> Iterator[tuple[int, str]]:
         """Yield the blocks and leaves (64 hexadecimal digits) of the digest, in ascending order.
 
-        Leaves show where two stores differ: a block has 256 keys. The call costs as much as
-        `digest`.
+        Leaves show where two stores differ: a block has 256 keys. This costs as much as `digest`.
 
         Raises
         ------
