@@ -57,8 +57,7 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : wrong shape, dtype or range of keys or counts; or the call is too
-            large.
+        InvalidArgumentError : keys or counts are not as described, or the call is too large.
         """
         command = c.Lookup((self._keys(keys, counts),), admit)
         return self._rows(command, out)
@@ -174,8 +173,7 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : wrong shape, dtype or range; or a refused sum (the message has its
-            key).
+        InvalidArgumentError : wrong shape, dtype or range; or a sum that is refused.
         CapacityError : the disk has no space for the rows that would leave the cache.
         """
         part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
@@ -287,9 +285,8 @@ class Table(TableProperties):
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        The digest covers the state when this call begins; other calls are executed meanwhile. This
-        call takes a second per GB written since the last digest; the first digest reads the whole
-        table.
+        The digest covers the state when this call begins; other calls run meanwhile. A digest takes
+        a second per GB written since the last digest; the first digest reads the whole table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest

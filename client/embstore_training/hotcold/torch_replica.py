@@ -1,9 +1,9 @@
 """The hot replica in torch tensors, on the trainer's own device.
 
 Weights and state are tensors. Keys, slots, t and the marks of dirty rows stay on the host, because
-batches have their keys there. Gradients are summed by key on the host, by `embstore.arithmetic`:
-the result of a sum depends on its order, and a device's scatter does not keep an order. The sums
-are scaled and checked on the host, too, and then uploaded.
+batches have their keys on the host. Gradients are summed by key on the host, by
+`embstore.arithmetic`: the result of a sum depends on its order, and a device's scatter does not
+keep an order. The sums are scaled and checked on the host, too, and then uploaded.
 
 An update computes the formulas of `embstore.optimizers` by torch operations that round each element
 once, in the order of the formulas. These operations are not used:
@@ -76,7 +76,8 @@ def apply_update(
 ) -> tuple[Any, Any]:
     """Return the weights and state of rows after one update.
 
-    As `embstore.arithmetic.apply_update`, but not in place. NaNs become canonical.
+    This computes the same as `embstore.arithmetic.apply_update`, but not in place. NaNs become
+    canonical.
     """
 
     def numbers(values: Rows) -> Sequence[Any]:
@@ -135,8 +136,8 @@ class TorchRows(HostRows):
 class TorchReplica(Replica):
     """The hot rows of some tables in torch tensors. `lookup` returns tensors, `update` takes them.
 
-    Looked-up rows do not require gradients: `requires_grad_()` makes leaves of them. Pass their
-    `.grad` to `update`.
+    Looked-up rows do not require gradients: `requires_grad_()` makes the rows leaves of autograd.
+    Pass their `.grad` to `update`.
     """
 
     def __init__(
@@ -155,8 +156,8 @@ class TorchReplica(Replica):
 
         Raises
         ------
-        InvalidArgumentError : no such device, or a device of another kind. Also the errors of
-            `Replica`.
+        InvalidArgumentError : there is no such device, or the device is of another kind. Also the
+            errors of `Replica`.
         DeviceError : torch flushes denormals on that device.
         """
         self._device = _device(device)
