@@ -151,7 +151,7 @@ def as_keys(keys: Any, table: str) -> Keys:
 
 
 def _bits_of(keys: list[int]) -> Any:
-    """Return integers in a form that NumPy makes int64 or uint64: it would make floats of a list
+    """Return integers in a form that NumPy makes int64 or uint64: NumPy would make floats of a list
     that needs both types."""
     low, high = min(keys, default=0), max(keys, default=0)
     if high >> 63 == 0 or high >> 64 or low < -(1 << 63):

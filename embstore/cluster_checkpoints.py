@@ -2,12 +2,12 @@
 commands.
 
 Each shard keeps its own checkpoint, and no list records which labels belong to the cluster: the
-labels themselves show it. A client that keeps a label draws a new **mark** for each attempt. Each
-shard stores the mark in the metadata of its checkpoint, so that both are durable together. A label
-belongs to the cluster if all shards have it with the same mark. Therefore an interrupted attempt
-makes no checkpoint, whichever shards have the label. Two interrupted attempts under one label make
-none either, because their marks differ. The checkpoint exists from the commit of the last shard
-until the first shard drops the label.
+metadata of the labels shows it. A client that keeps a label draws a new **mark** for each attempt.
+Each shard stores the mark in the metadata of its checkpoint, so that mark and checkpoint are
+durable together. A label belongs to the cluster if all shards have it with the same mark. Therefore
+an interrupted attempt makes no checkpoint, whichever shards have the label. Two interrupted
+attempts under one label make no checkpoint either, because their marks differ. The checkpoint
+exists from the commit of the last shard until the first shard drops the label.
 
 Rejected: a list elsewhere, written last. The list would add nothing to the marks, and a client
 would have to reach the process that stores the list. A listed label that a shard has lost would be

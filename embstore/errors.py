@@ -19,7 +19,7 @@
   + RankFailedError                               a rank of a session's step died or stalled
   + ReplicaMismatchError                          rows at a trainer differ from the store's
   + StoreInUseError                               another process holds the directory
-  + WritesPausedError                               a shard takes no writes for a moment
+  + WritesPausedError                             a shard takes no writes for a moment
   + MovedError                                    a shard has another map than the caller
   + DeadlineError                                 no answer in time
   + OutcomeUnknownError                           the server restarted during a mutating call
@@ -93,7 +93,8 @@ class SessionExpiredError(EmbstoreError):
 
 class LeaseExpiredError(SessionExpiredError):
     """The only rank of the session was silent for longer than its lease. A loop over the session
-    opens the session again by itself, and continues if nothing is lost."""
+    opens the session again by itself, and continues if no other client has written to the session's
+    tables."""
 
 
 class RankFailedError(EmbstoreError):
@@ -124,7 +125,7 @@ class DeadlineError(EmbstoreError):
 
 
 class OutcomeUnknownError(EmbstoreError):
-    """The server restarted, or was restored, during the call or since the previous call. Read t to
+    """The server was restarted or restored during the call or since the previous call. Read t to
     find out whether the call was applied."""
 
 

@@ -99,9 +99,9 @@ class Optimizer:
     kind: ClassVar[str]
     """The optimizer's name in identities, on the wire and on the command line."""
     scalars: ClassVar[tuple[str, ...]]
-    """The arguments of the row formula, or of the element formula if there is no row formula. They
-    are at most `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read
-    them."""
+    """The arguments of the row formula, or of the element formula if there is no row formula. There
+    are at most `embstore.arithmetic.OWN_SCALARS` arguments, in the order in which the CUDA kernels
+    read them."""
     element_state: ClassVar[tuple[str, ...]] = ()
     """State of each element: one fp32 per name."""
     row_state: ClassVar[tuple[str, ...]] = ()
@@ -154,8 +154,9 @@ def _check_normal(value: float, name: str) -> None:
 class _Decaying(Optimizer):
     """The weight decay of all optimizers but Ftrl.
 
-    It applies only to the rows that an update names. It is either coupled, g = g + weight_decay*w,
-    as in Torch's optimizers, or decoupled, w = w*(1 - lr*weight_decay), as in AdamW.
+    Weight decay applies only to the rows that an update names. It is either coupled, g = g +
+    weight_decay*w, as in Torch's optimizers, or decoupled, w = w*(1 - lr*weight_decay), as in
+    AdamW.
     """
 
     _: KW_ONLY

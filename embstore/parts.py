@@ -84,8 +84,8 @@ def _names_table(kind: Any) -> bool:
 
 @cache
 def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a class that name tables; and for each field, whether its parts name a
-    table themselves. If not, parts within these parts do."""
+    """Return the fields of a class that name tables; and for each field, whether its own parts name
+    a table, or only parts within these parts."""
     return tuple(
         (name, _names_table(part))
         for name, part in _parts(kind).items()

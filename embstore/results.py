@@ -79,8 +79,8 @@ class ServerInfo:
     """The id of the server's process, which changes with every restart. Empty: the store is
     embedded."""
     socket: str = ""
-    """Path, on the server's host, of the socket of the shared-memory transport; empty: there is
-    none."""
+    """Path, on the server's host, of the socket of the shared-memory transport; empty: the server
+    has no socket."""
     wire_dtypes: tuple[str, ...] = ()
     """The dtypes that arrays in the server's messages can have; empty: the store is embedded."""
     shard: int | None = None

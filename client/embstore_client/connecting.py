@@ -170,7 +170,7 @@ def _is_address(address: Any) -> bool:
 
 
 def _token(given: str | None, address: str, *, is_safe: bool) -> str:
-    """Return the token for calls, "" for none. It is a secret: no message contains it."""
+    """Return the token for calls, "" for none. The token is a secret: no message contains it."""
     token = os.environ.get(TOKEN_VARIABLE, "") if given is None else given
     if not _is_plain(token):
         raise InvalidArgumentError(

@@ -1,10 +1,10 @@
 """The layer for calls with arrays in a GPU's memory: it finds these arrays, and sends the calls.
 
 The server shares its GPU's memory (`device_segment`). This layer does not make keys unique and does
-not sum gradients: the server does both on the GPU, where the arrays are. Such a call therefore
-bypasses the layers below. If one array of a call is on the device, the call's rows are returned on
-the device, too: in `out`, or lent (as arrays in the shared memory itself). The call's arrays on the
-host (counts, offsets of bags, keys) are sent as usual.
+not sum gradients: the server makes keys unique and sums on the GPU, where the arrays are. Such a
+call therefore bypasses the layers below. If one array of a call is on the device, the call's rows
+are returned on the device, too: in `out`, or lent (as arrays in the shared memory itself). The
+call's arrays on the host (counts, offsets of bags, keys) are sent as usual.
 
 The gradients of a step can be on the device, as gradients of keys, occurrences or bags. If the
 session has several ranks, the server copies the gradients to the host, where it adds the gradients

@@ -3,7 +3,7 @@
 `embstore_proto.device_segment` describes the frames. A connection has at most one segment. A
 segment is open from the moment when the server's handles arrive. It is closed when the next segment
 replaces it, or when the connection has ended and no array in the segment is left. Then the
-segment's tether is closed, a socket that keeps the segment alive. So the server never frees memory
+segment's tether (a socket that keeps the segment alive) is closed. So the server never frees memory
 that is open here.
 
 **Streams.** Copies run in a stream of this module, on the server's GPU, even if the trainer
@@ -20,7 +20,7 @@ Therefore a trainer must use lent rows in the stream in which it makes its next 
 trainer with several streams that do not wait for each other must pass `out`. A lookup of a step has
 no arrays of its own on the device, and waits for CuPy's current stream instead.
 
-Only the module `cupy_gpu` uses CuPy. It is imported when the first call needs it.
+Only the module `cupy_gpu` uses CuPy. This module is imported when the first call needs it.
 """
 
 import os

@@ -39,8 +39,8 @@ class FreeConnections(Generic[C]):
         return True
 
     def take(self, *, on_device: bool = False) -> C | None:
-        """Return a free connection, or None if there is none. A call without arrays in a GPU's
-        memory gets a connection without a device segment; a call with such arrays can get any
+        """Return a free connection, or None if no connection is free. A call without arrays in a
+        GPU's memory gets a connection without a device segment; a call with such arrays can get any
         connection."""
         for free in (self._with_segment, self._plain) if on_device else (self._plain,):
             try:

@@ -316,9 +316,9 @@ class BackgroundStore(_Behind[Store]):
 
 
 def background(store: Store, *, threads: int = THREADS) -> BackgroundStore:
-    """Return an object with the verbs of a store, which return futures. Its with block waits for
-    the unfinished calls, and leaves the store open. An embedded store executes one call at a time,
-    but its caller need not wait, either.
+    """Return an object with the verbs of a store, which return futures. The with block of the
+    returned object waits for the unfinished calls, and leaves the store open. An embedded store
+    executes one call at a time, but the caller need not wait for the call.
 
     threads : the number of calls that can read concurrently
     """

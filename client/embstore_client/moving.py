@@ -4,7 +4,8 @@ The program that changes a cluster has a connection to each shard, and one locat
 recorded durably. Every change has the same phases (`switch`):
 
     pause     all shards pause their writes, at one barrier
-    prepare   the new map is prepared: a new shard starts at the position of the others (`join`);
+    prepare the new map is prepared: a new shard starts at the position of the other shards
+    (`join`);
               the last writes are copied (`move`)
     record    the new map is recorded: from here on it is the map of the cluster
     give      every shard gets the new map, and takes writes again

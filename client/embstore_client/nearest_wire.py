@@ -36,7 +36,7 @@ _HEADER_BYTES_MAX = 512 << 10
 
 
 class NearestWire:
-    """Both transports to one server."""
+    """Shared memory and gRPC, the two transports to one server."""
 
     def __init__(self, grpc: GrpcWire, *, must_share: bool, **options: Any) -> None:
         """If `must_share`, the caller has asked for shared memory, and gets an error without it.

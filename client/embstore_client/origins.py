@@ -8,8 +8,8 @@ answer of an unfinished call.
 that this client has read are then void, and so are gradients computed from them. The client
 therefore keeps the epoch that it saw first, not the newest, and sends it with every mutating call.
 The server refuses a call of another epoch, and the caller gets the error OutcomeUnknownError once.
-From then on the client uses the new epoch. A restore by this client itself raises no such error.
-Neither does a promotion, because the standby has all commands that this client has seen.
+From then on the client uses the new epoch. A restore or a promotion by this client itself raises no
+such error. (A standby that is promoted has all commands that this client has seen.)
 
 A call that reads rows or t also raises this error once, if its reply has a newer epoch. But the
 thread that gets the error may not be the thread that sends gradients computed from the old rows.
@@ -96,7 +96,7 @@ class Origins:
     @contextmanager
     def beginning_epoch(self) -> Iterator[None]:
         """Accept a new epoch during the block, in which this client sends a restore or a promotion:
-        its calls raise no error about that epoch."""
+        the client's calls raise no error about that epoch."""
         with self._lock:
             self._beginning += 1
         try:

@@ -1,8 +1,8 @@
 """Connections that carry a client's calls (`Wire`), and the error for a call without an answer.
 
-A wire sends one attempt of one call. It depends on verbs and messages, but not on tables, origins
-or further attempts, which are handled in `transport`. The wire in `grpc_wire` is for networks, the
-wire in `shared_memory` for a server on the same host, and `nearest_wire` chooses between them.
+A wire sends one attempt of one call. It depends on verbs and messages, but not on tables. Origins
+and further attempts are handled in `transport`. The wire in `grpc_wire` is for networks, the wire
+in `shared_memory` for a server on the same host, and `nearest_wire` chooses between them.
 """
 
 from collections.abc import Iterator

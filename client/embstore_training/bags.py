@@ -31,7 +31,7 @@ def bags_of(
     mode: Pooling | Mapping[str, Pooling] = "sum",
     weights: Mapping[str, ArrayLike] | None = None,
 ) -> Forms:
-    """Return a caller's bags of a step's keys, checked; a table without bags has "keys".
+    """Return the checked bags of a step's keys; a table without bags has the unit "keys".
 
     Parameters
     ----------

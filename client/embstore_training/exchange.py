@@ -9,7 +9,8 @@ Steps call only an `Exchange`. `SessionExchange` exchanges rows and gradients wi
     embedded      nothing is sent: the store spreads, pools and sums on its device, and accepts and
                   returns arrays in the device's memory
     on its device   a server shares its GPU's memory with this process: the same as embedded, for
-                  steps whose rows are wanted there. Only the positions of the keys are sent
+                  steps whose rows are wanted on the device. Only the positions of the keys are
+                  sent
 
 A call names the present member of the rank. The time for which the loop waits is counted.
 """

@@ -1,11 +1,11 @@
 """The session of one rank, which survives restarts of the server and expired leases.
 
-A session ends with its server's process, but the store keeps the session's resume position. It is
-the last finished step, and as durable as the rows. Therefore a loop can continue after a restart if
-nothing was lost. The session is opened again at its position, steps that are announced and not
-finished are announced again, and the unanswered call is repeated. A step may have been sent before
-the restart, to be finished. If its number is not above the position, the step has been finished: it
-is not sent again, and only its answer is lost.
+A session ends with its server's process, but the store keeps the session's resume position. This
+position is the last finished step, and as durable as the rows. Therefore a loop can continue after
+a restart if nothing was lost. The session is opened again at its position, steps that are announced
+and not finished are announced again, and the unanswered call is repeated. A step may have been sent
+before the restart, to be finished. If its number is not above the position, the step has been
+finished: it is not sent again, and only its answer is lost.
 
 A trainer that was killed keeps its rank until its lease has expired, which ends the session. If the
 trainer is restarted at once, joining waits for this end: the session is opened and joined again and
@@ -164,7 +164,7 @@ class RankSession:
         """Close the session for this rank, after any outcome.
 
         After a failure, or if the server no longer answers, this takes at most a moment: the lease
-        will end the rest.
+        will end the session.
         """
         with self._guard:
             members = self._member, self._joining  # The store may have accepted a join unanswered.

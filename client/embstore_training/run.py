@@ -5,7 +5,7 @@ announces the coming steps.
 
 If a loop is left early, reading stops, and the batches that were read ahead are lost. Steps that
 were announced and not begun are dropped when the session closes. They are not finished, so a
-session that is opened by the same name continues with the first of them (`last_step` + 1).
+session that is opened by the same name continues with the first of these steps (`last_step` + 1).
 
 **Resuming.** The batches of a run's loops, one loop after the other, are the batches of its steps.
 With `resume` the first batch is the batch of step 1, and batches of finished steps are read and
@@ -196,7 +196,7 @@ class Run:
         Parameters
         ----------
         batches : any iterable of values that `keys` understands; a background thread iterates over
-            it. With `resume`, `batches` has the batches of all steps, and those of finished steps
+            it. With `resume`, `batches` has the batches of all steps, and batches of finished steps
             are left out
         keys : function that returns a batch's keys by table, (n,) int64 in any order, repeated or
             not
@@ -269,8 +269,8 @@ class Run:
         self._joined.end_steps()
 
     def delete(self, table: str, keys: ArrayLike) -> Deleted:
-        """Delete rows of one of the run's tables, as `Table.delete` does. It can be called within a
-        loop, too, between the calls of its steps. Later lookups return the initial rows, also in a
+        """Delete rows of one of the run's tables, as `Table.delete` does. This can be called within
+        a loop, too, between the calls of a step. Later lookups return the initial rows, also in a
         step that was announced before.
 
         A step that was looked up before the deletion is updated as if it had been looked up after

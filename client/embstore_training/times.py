@@ -21,7 +21,8 @@ class RunStats(NamedTuple):
     lookup_s: float
     """Waiting for rows: for earlier steps, for the cache, or for the network."""
     send_s: float
-    """Finishing steps: gradients are sent, and applied together with those from other ranks."""
+    """Finishing steps: gradients are sent, and applied together with the gradients of other
+    ranks."""
     compute_s: float
     """Everything else in the loop."""
     skipped: int = 0

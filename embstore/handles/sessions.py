@@ -127,7 +127,7 @@ class Sessions(Reach):
         rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
         waits: c.Waits = "late",
     ) -> SessionFacts:
-        """Open a session, or return the one that is open by this name with these options.
+        """Open a session, or return the session that is open by this name with these options.
 
         Parameters
         ----------
@@ -237,7 +237,7 @@ class Sessions(Reach):
 
         Raises
         ------
-        InvalidArgumentError : a step is not the next one, or is more than the session's
+        InvalidArgumentError : a step is not the next step, or is more than the session's
             lookahead_steps_max ahead; keys repeat or are out of range; the session lacks a table;
             steps follow the last step. None of the steps is announced.
         """
@@ -354,7 +354,7 @@ class Sessions(Reach):
         leave out some keys, which are not updated. `BagGradients` belong to occurrences, and are
         summed by key.
 
-        learning_rate : rate for this update only, also by table; None: the tables' rates
+        learning_rate : one rate, or rates by table, for this update only; None: the tables' rates
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: no check. A cluster compares only an
             `embstore.commands.RowsChecksum`

@@ -111,7 +111,7 @@ class StoreCheckpoints:
         ------
         CheckpointNotFoundError : the label is not kept.
         InvalidArgumentError : the destination has other contents, which have not changed.
-        PermissionDeniedError : the server does not let clients write backups there.
+        PermissionDeniedError : the server does not let clients write backups to the destination.
         CapacityError, StorageError : no space, or no access; earlier backups are unchanged.
         """
         return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)

@@ -9,7 +9,7 @@ Pausing writes needs the right "admin" on everything. A client without that righ
 label. The label is valid if all shards have stored the same tables with the same numbers of
 updates; a different t shows that other clients wrote in between, and the label is created again.
 
-The labels themselves show which of them belong to the cluster (`embstore.cluster_checkpoints`). If
+The metadata of labels shows which labels belong to the cluster (`embstore.cluster_checkpoints`). If
 a client died while it created a label, the next client that uses the label drops the incomplete
 label.
 """

@@ -99,7 +99,7 @@ class Following:
                 shard.close()
 
     def _follow(self, router: Router, moved: MovedError) -> None:
-        """Use the newest map that a shard has; raise `moved` if no shard has a newer one."""
+        """Use the newest map that a shard has; raise `moved` if no shard has a newer map."""
         with self._looking:
             if self.router is not router or self._is_closed:
                 return  # another thread has replaced or closed the router already

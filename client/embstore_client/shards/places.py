@@ -120,8 +120,8 @@ class Places:
                 del steps[number]
 
     def left(self, member: str) -> None:
-        """Forget the position of a member. Its rank will join again, perhaps as another member, and
-        may still complete the steps that it has sent."""
+        """Forget the position of a member. The member's rank will join again, perhaps as another
+        member, and may still complete the steps that the rank has sent."""
         with self._lock:
             if (place := self._places.get(member)) is not None:
                 self._places[member] = Place(place.name, place.rank, has_left=True)

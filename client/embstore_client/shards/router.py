@@ -209,8 +209,8 @@ class Router:
         return found
 
     def newest_map(self, timeout_s: float | None = None) -> ShardMap:
-        """Return the first map of a shard that is newer than this router's map; if there is none,
-        this router's map."""
+        """Return the first map of a shard that is newer than this router's map; if no shard has
+        such a map, this router's map."""
         for future in as_completed(self._asked(Call(timeout_s=timeout_s))):
             if future.exception() is None:
                 found = future.result().shard_map

@@ -91,8 +91,8 @@ def leaving(router: Router, member: str) -> Iterator[None]:
 
 
 def leave(router: Router, member: str) -> None:
-    """Leave a session on all shards, because one shard no longer knows the member. Its rank joins
-    again as if all shards had been restarted."""
+    """Leave a session on all shards, because one shard no longer knows the member. The member's
+    rank joins again as if all shards had been restarted."""
     with suppress(EmbstoreError):
         router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
     router.places.left(member)

@@ -1,4 +1,4 @@
-"""Which keys each shard owns.
+"""Splits keys by the shard that owns them.
 
 Keys are sorted by shard, and keep their order within each shard. So the last of several equal keys
 is also last on its shard, and ascending positions stay ascending.

@@ -7,9 +7,9 @@ the refused part is sent again, and each part is applied once. A client that pau
 for a barrier at which no command is half executed. So a command that some shards have executed
 reaches the other shards before partitions move.
 
-If a shard has another map than the router, there are two cases. The shard may have the older map;
-then it gets the newer map in a moment. Or the router has the older map; then the whole command is
-split again by the newer map (`following`). In the second case no shard has executed its part,
+Shard and router can also have different maps, which gives two cases. The shard may have the older
+map; then it gets the newer map in a moment. Or the router has the older map; then the whole command
+is split again by the newer map (`following`). In the second case no shard has executed its part,
 because the maps changed at a barrier.
 """
 

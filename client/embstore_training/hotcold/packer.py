@@ -13,9 +13,9 @@ completes the last of these batches. Then the scheduler orders the batches. Thus
 on the samples alone, and not on the boundaries of chunks. The end of the stream ends the last
 window, in which the last batch of each kind may be short.
 
-The packer keeps the batches of a window and an unfinished batch of each kind, which are at most
-(window_batches + 2) * batch_size samples, and the rest of one chunk. The next chunk is requested
-only when that rest is used up.
+The packer keeps the batches of a window, an unfinished batch of each kind, and the rest of one
+chunk: at most (window_batches + 2) * batch_size samples and that rest. The next chunk is requested
+only when the rest is used up.
 """
 
 from collections import deque
@@ -60,7 +60,8 @@ class PackerStats:
     mixed_samples: int
     switches: int
     held_samples_max: int
-    """The maximum number of samples in memory at once, including those of the current chunk."""
+    """The maximum number of samples in memory at once, including the samples of the current
+    chunk."""
 
 
 class Packer:

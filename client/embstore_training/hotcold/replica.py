@@ -337,7 +337,7 @@ class Replica:
 
         Raises
         ------
-        EmbstoreError : the store's error. The rows are still here, and can be pushed again.
+        EmbstoreError : the store's error. The rows stay in the replica, and can be pushed again.
         """
         self._receipt.synchronize()
         if self._pushing is not None:  # It is unknown whether the last push arrived: ask the store.

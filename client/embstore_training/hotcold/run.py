@@ -200,10 +200,10 @@ class HotColdRun:
 
         "hot_batches", "mixed_batches", "hot_samples" and "mixed_samples" are counted by where the
         batches and samples were trained. "stored_batches" is the number of the loop's batches that
-        the store has, including `skip`, for the present loop or the last one in the with block.
-        "switches" counts changes between phases. "store_calls" leaves out renewals of the lease,
-        which a thread makes independently of phases. "pulled_rows", "pushed_rows" and "bytes" are
-        counts of the exchanges. "hot_rows" and "hot_set_version" describe the hot set.
+        the store has, including `skip`, for the present loop or, after it, the last loop in the
+        with block. "switches" counts changes between phases. "store_calls" leaves out renewals of
+        the lease, which a thread makes independently of phases. "pulled_rows", "pushed_rows" and
+        "bytes" are counts of the exchanges. "hot_rows" and "hot_set_version" describe the hot set.
         """
         stored, replica = self._tally.stored(self._is_hot), self._replica
         return self._tally.counts | {
@@ -313,7 +313,7 @@ class HotColdRun:
         ------
         InvalidArgumentError : this was called outside the with block, or other ranks have called
             another method.
-        EmbstoreError : the store's error. The rows are still here, and can be pushed again.
+        EmbstoreError : the store's error. The rows stay in the replica, and can be pushed again.
         """
         self._joined()
         if self._is_hot:

@@ -1,4 +1,4 @@
-"""Which batches of a loop's stream are finished, and which of them the store has.
+"""Counts the finished batches of a loop's stream, and the batches that the store has.
 
 A step is counted when the next step is requested, with no call in between: an interrupt could come
 between finishing a step and counting it.

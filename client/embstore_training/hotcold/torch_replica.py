@@ -15,11 +15,12 @@ once, in the order of the formulas. These operations are not used:
 
 Therefore scalars are tensors of one element on the device, and a sum over dim is computed as 32
 partial sums, which are then folded (rule 3). Roots are computed in float64 and rounded to fp32.
-That gives the correctly rounded root (53 >= 2 * 24 + 2 bits), whichever library computes torch's
+The result is the correctly rounded root (53 >= 2 * 24 + 2 bits), whichever library computes torch's
 fp32 roots.
 
-On the CPU the bits are the same as NumPy's, which a test compares. On CUDA they depend on IEEE
-division and float64 roots, with which torch is compiled there. Devices of other kinds are refused.
+On the CPU the bits are the same as NumPy's, which a test compares. On CUDA the bits depend on IEEE
+division and IEEE float64 roots, with which torch is compiled for CUDA. Devices of other kinds are
+refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ from embstore_training.replicas.update import Sums, Trained, agreed, check_rates
 
 
 class Occurring(NamedTuple):
-    """Gradients of those distinct keys of a step that have gradients."""
+    """Gradients of a step's distinct keys. Keys without a gradient are left out."""
 
     positions: NDArray[np.int64] | None  # (u,) ascending; None: all keys have gradients
     rows: Any  # (n, dim), or (bags, dim)
