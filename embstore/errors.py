@@ -121,7 +121,8 @@ class MovedError(EmbstoreError):
 
 
 class DeadlineError(EmbstoreError):
-    """No answer arrived in time. A mutating call was applied or was not: read t to find out."""
+    """No answer arrived in time. It is unknown whether a mutating call was applied: read t to find
+    out."""
 
 
 class OutcomeUnknownError(EmbstoreError):

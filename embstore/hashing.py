@@ -35,13 +35,13 @@ def hash_ids(
 
     Parameters
     ----------
-    values : ids, of any shape: integers of up to 64 bits, signed or unsigned; text, hashed as its
-        UTF-8; bytes. `values` can be an array of NumPy, of a framework on the host, or of pyarrow
-        (also chunked or dictionary-encoded); a series of pandas or polars; or a list, also with
-        values of several kinds. The values 5, np.uint64(5) and 5.0 are the same id; the text "5" is
-        another id. An integer is hashed as its 8 bytes. Therefore -1 and 2**64 - 1 are the same id,
-        and so are an integer and a text that consists of these 8 bytes. A missing value (None, NaN,
-        NA, null, masked) is hashed as empty text
+    values : ids, of any shape: integers of up to 64 bits, signed or unsigned; text, whose UTF-8 is
+        hashed; or bytes. `values` can be an array of NumPy, of a framework on the host, or of
+        pyarrow (also chunked or dictionary-encoded); a series of pandas or polars; or a list, also
+        with values of several kinds. The values 5, np.uint64(5) and 5.0 are the same id; the text
+        "5" is another id. An integer is hashed as its 8 bytes. Therefore -1 and 2**64 - 1 are the
+        same id, and so are an integer and a text that consists of these 8 bytes. A missing value
+        (None, NaN, NA, null, masked) is hashed as empty text
     feature : name of a feature. The seed of the hash is the default seed of a table of this name,
         so that each pair (feature, id) has its own hash. None: seed 0
     rows : number of rows of the table, 1 to 2**40; None, or 2**64 - 1 as for a sparse table: all 64

@@ -131,7 +131,8 @@ class ScanFacts:
     rows: int
     """The total number of rows of the scan."""
     since_command: int = 0
-    """The scan omits rows that were last written by this command or earlier; 0: it omits none."""
+    """The scan omits rows that were last written by this command or earlier; 0: it omits no
+    rows."""
     since_t: int = 0
     """t of the table at `since_command`."""
     deleted: int = 0

@@ -41,7 +41,8 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def concerned(command: Command[Any]) -> tuple[str, ...]:
-    """Return the names on which a command's right is needed; EVERYTHING if it names none."""
+    """Return the names on which a command's right is needed; EVERYTHING if the command has no
+    names."""
     if Trait.ON_ITS_LABEL in command.traits:
         return (cast(Any, command).label,)
     names: dict[str, None] = {}

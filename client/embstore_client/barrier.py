@@ -1,17 +1,17 @@
 """All shards of a cluster at one barrier: between the same two commands, while no write is running.
 
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
-a command that another shard has not. All shards are asked to pause their writes, and each returns
-its position. Shards that lag are allowed to execute commands up to the position of the other
-shards: clients repeat refused commands, and no client starts its next command before all shards
-have executed its present command. The lagging shards may fail to reach that position, because
-tables are being created or several clients write one table. In that case all pauses are lifted, and
-requested again after a random delay.
+a command that another shard has not executed. All shards are asked to pause their writes, and each
+returns its position. Shards that lag are allowed to execute commands up to the position of the
+other shards: clients repeat refused commands, and no client starts its next command before all
+shards have executed its present command. The lagging shards may fail to reach that position,
+because tables are being created or several clients write one table. In that case all pauses are
+lifted, and requested again after a random delay.
 
 Some commands, such as `assign`, change neither t nor a table nor the resume position of a session.
-Such a command leaves no trace by which two shards could be distinguished, so at a barrier only some
-shards may have executed such a command. The command has not been acknowledged, and its client sends
-it to the remaining shards as soon as writes are accepted again.
+Such a command leaves no trace by which two shards could be distinguished. So it is possible that at
+a barrier some shards have executed the command and other shards have not. The command has not been
+acknowledged, and its client sends it to the remaining shards as soon as writes are accepted again.
 """
 
 import random

@@ -113,7 +113,8 @@ def connect_one(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to this one server only, even if it is a shard; else as `connect`. For operators."""
+    """Connect to this one server only, even if it is a shard. The arguments are as in `connect`.
+    For operators."""
     arguments = {name: value for name, value in locals().items() if name != "token"}
     _check(address, label, transport, wire_dtype)
     checked_seconds(timeout_s, "timeout_s")

@@ -121,7 +121,7 @@ def _has_some(call: Call) -> bool:
 
 @contextmanager
 def _named(command: Any) -> Iterator[None]:
-    """Have an error about arrays name the call's first table or, for a step's rows, the step."""
+    """Make errors about arrays name the first table of the call or, for a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:

@@ -37,7 +37,7 @@ from embstore_proto.device_segment import Handles
 
 
 class OpenSegment(Protocol):
-    """Memory of another process's GPU, opened. One thread at a time, except for `close`."""
+    """Opened memory of another process's GPU. One thread at a time, except for `close`."""
 
     byte_count: int
     device: str

@@ -77,7 +77,8 @@ class Calls:
         self._is_closed = False
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
-        """Have a thread execute a call; if `in_order`, after all earlier calls in order."""
+        """Have a thread execute a call; if `in_order`, after all earlier calls that are executed in
+        order."""
         if not self._room.acquire(blocking=False):
             raise OverloadedError(
                 f"{CALLS_MAX} calls of this store are in flight: await some first"
@@ -338,7 +339,7 @@ class connect_async:  # noqa: N801 - it is called like the function `connect`
 
     Raises
     ------
-    The errors of `connect`, when it is awaited.
+    The errors of `connect`, when the object is awaited.
     """
 
     def __init__(self, address: str, *, threads: int = THREADS, **options: Any) -> None:

@@ -1,9 +1,9 @@
 """Calls over gRPC: unary or streamed.
 
-**Size.** A message of up to UNARY_BYTES is sent in a unary call. A larger message, or one whose
-reply will be larger, is sent as a stream of chunks. A server with a lower limit returns that limit
-in GetServerInfo. Measured on two cores: at 5 MiB a unary call is a tenth faster than a stream, at
-16 MiB they are equal, and at 64 MiB a stream is three times as fast.
+**Size.** A message of up to UNARY_BYTES is sent in a unary call. A larger message, or a message
+whose reply will be larger, is sent as a stream of chunks. A server with a lower limit returns that
+limit in GetServerInfo. Measured on two cores: at 5 MiB a unary call is a tenth faster than a
+stream, at 16 MiB they are equal, and at 64 MiB a stream is three times as fast.
 
 gRPC reconnects by itself, in the background, and a call waits for the connection until the call's
 deadline. Before the first connection a call does not wait: it reports why there is no connection

@@ -231,7 +231,8 @@ class Moving:
         """The number of rows copied so far."""
 
     def copy(self) -> int:
-        """Copy the rows written since the last round, at first all rows; return their number."""
+        """Copy the rows that were written since the last round, or all rows in the first round;
+        return their number."""
         self._rounds += 1
         before = self.rows
         for source in self._sources:

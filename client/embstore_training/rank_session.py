@@ -190,7 +190,8 @@ class RankSession:
 
     @property
     def member(self) -> str:
-        """The present member for calls of this rank; InvalidArgumentError after it has left."""
+        """The present member for calls of this rank; InvalidArgumentError after the rank has
+        left."""
         member = self._member
         if member is None:
             raise InvalidArgumentError("expected the run to be used inside its with block")
@@ -361,7 +362,7 @@ class RankSession:
 
     def _check_kept(self, known: int, place: int, serving: Serving) -> None:
         """Raise SessionExpiredError unless the server has exactly the finished steps of this rank:
-        all that the rank knows to be finished, and none that it has not sent."""
+        all steps that the rank knows to be finished, and no step that it has not sent."""
         last = max(self.last_step, self._sent_step)
         if place < known:
             first = place + 1

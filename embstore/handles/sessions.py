@@ -202,8 +202,7 @@ class Sessions(Reach):
         self._executor.execute(c.EndSession(name))
 
     def serving(self) -> Serving:
-        """Return the process that runs the sessions, which changes with a restart, and the
-        epoch."""
+        """Return the process that runs the sessions (it changes with a restart), and the epoch."""
         found = self._executor.execute(c.GetServerInfo())
         return Serving(found.process, found.context.epoch)
 
@@ -418,9 +417,9 @@ class Sessions(Reach):
         uses the table.
 
         The deletion is executed in its turn on the engine, usually between two steps. A step that
-        is looked up after it gets rows without the deleted content, even if its rows were sent
-        early or requested by `prefetch_step`. A step that was looked up before it can still be
-        updated.
+        is looked up after the deletion gets rows without the deleted content, even if its rows were
+        sent early or requested by `prefetch_step`. A step that was looked up before the deletion
+        can still be updated.
 
         Raises
         ------

@@ -25,7 +25,7 @@ class Table(TableProperties):
     table, and not for another table that is later created with its name.
 
     Each property queries the store: for a server's table this is a call of half a millisecond. In a
-    loop, keep its value in a variable.
+    loop, keep the value in a variable.
     """
 
     # Reading

@@ -179,8 +179,8 @@ def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> Acknowl
     """Write the rows of a hot replica, the trainer's copy of hot rows, back to the shards.
 
     A shard may have the rows of this push already, if another shard was lost during an earlier
-    attempt. In that case the shard's t is ahead of the t of the other shards, and grows by the
-    difference less.
+    attempt. In that case the shard's t is ahead of the t of the other shards, so less is added to
+    it.
     """
     splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
     parts = []

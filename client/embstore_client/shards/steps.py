@@ -1,7 +1,7 @@
 """The rows of announced steps, from all shards, in announced order.
 
-A step is looked up on the shards that own keys of it. Bags are pooled here, as their rows are added
-in the order of the bag (rule 8).
+A step is looked up on the shards that own keys of the step. Bags are pooled here, because their
+rows are added in the order of the bag (rule 8).
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Sending:
             return self._failure is None and not self._is_done()
 
     def make_room(self) -> None:
-        """Wait until one more step can be sent; raise the failure, if there was one."""
+        """Wait until one more step can be sent; if a step has failed, raise the failure."""
         self._wait_until(lambda: len(self._waiting) + len(self._out) < self._depth)
 
     def send(
@@ -100,7 +100,7 @@ class Sending:
             self._gone_on.notify_all()
 
     def synchronize(self) -> None:
-        """Wait until all sent steps are acknowledged; raise the failure, if there was one."""
+        """Wait until all sent steps are acknowledged; if a step has failed, raise the failure."""
         self._wait_until(self._is_done)
 
     def stop(self) -> None:
