@@ -10,8 +10,8 @@ that is open here.
 computes on another GPU. This stream waits for the streams in which the arrays of a call are made,
 copies the arrays, and records the server's event. Rows are complete when the answer arrives. Rows
 for `out` are copied in the same stream, and the stream of `out` waits for the copy. If an array
-names no stream, as with PyTorch, its library is asked by DLPack to order the copy after its work,
-and this process waits for a copy into such an array.
+names no stream, as with PyTorch, this module asks the array's library, by DLPack, to run the copy
+after the library's work. This process then waits for a copy into such an array.
 
 **Rows that are lent** are arrays in the segment itself, and the segment can be used again when the
 last such array is deleted. GPUs run asynchronously to Python: queued work on these rows may still

@@ -205,8 +205,8 @@ class Run:
 
         Raises
         ------
-        InvalidArgumentError : outside the with block, within another loop, or after a loop that was
-            left early; or, at the step of the batch, if `keys` returned wrong keys.
+        InvalidArgumentError : called outside the with block, within another loop, or after a loop
+            that was left early; or, at the step of the batch, if `keys` returned wrong keys.
         Errors of `batches`, `keys` and `prepare`, at the step of the batch.
         """
         session, _ = self._joined, self.member

@@ -31,8 +31,8 @@ class RunOptions:
     lease_ms : milliseconds for which a trainer can be silent before its session ends
     rank_timeout_ms : time in milliseconds that ranks wait for one another before the session fails
     wait_s : longest time in seconds for which entering a run waits for a rank and tables that
-        another trainer uses; if that trainer was killed, they are free when its lease runs out.
-        None: one and a half leases
+        another trainer uses; if that trainer was killed, rank and tables are free when its lease
+        runs out. None: one and a half leases
     waits : "late": each update waits for the store, and each lookup waits for the rows that the
         update changed; "none": the trainer applies updates itself, and the store follows
     depth : with waits="none", the most steps that can be finished at the trainer and not yet

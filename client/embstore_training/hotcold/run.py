@@ -242,9 +242,9 @@ class HotColdRun:
 
         Raises
         ------
-        InvalidArgumentError : outside the with block, within another loop, or after a loop that was
-            left early; a chunk is wrong; or ranks have different hot sets, or one rank has no
-            chunk.
+        InvalidArgumentError : called outside the with block, within another loop, or after a loop
+            that was left early; a chunk is wrong; or ranks have different hot sets, or one rank has
+            no chunk.
         Errors of `chunks`, and of the store.
         """
         self._joined()
