@@ -10,7 +10,8 @@
 
 `embstore.connect("127.0.0.1:50051")` returns a server's store with the same methods.
 `embstore.torch`, `jax` and `keras` contain modules for these frameworks, and `embstore.files` reads
-and writes tables as files. Import each by name, because each loads its library.
+and writes tables as files. Import each of these modules by name, because it loads its framework or
+library.
 
 Only the errors are loaded at once. The other public names are loaded at first use (PEP 562), so
 that `import embstore`, and the import of any of its modules, loads nothing else: a light client can

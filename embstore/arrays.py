@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidArgumentError
 
 KEY_BITS = 40
-"""Bits of a row key below the table id: a table has at most 2**40 rows."""
+"""The number of bits of the key in a row key; a table has at most 2**40 rows."""
 KEY_MASK = (1 << KEY_BITS) - 1
 TABLE_IDS_MAX = 1 << 22
-"""Table ids are below this (they index small per-table arrays), over the whole life of a store."""
+"""All table ids in the life of a store are below this bound, because they index small arrays."""
 ROWS_MAX = 1 << KEY_BITS
 DIM_MAX = 4096
 EMPTY_KEY = np.int64(-1)
 SPARSE_ROWS = (1 << 64) - 1
-"""Rows of a table of sparse keys: any 64 bits but EMPTY_KEY are a key."""
+"""The number of rows of a table of sparse keys: any 64 bits are a key, except EMPTY_KEY."""
 COUNT_MAX = 2**32 - 1
-"""The most accesses that one key of a lookup can stand for: 32 bits on the wire, so that the sum
-over a call stays far below 2**63."""
+"""The most accesses that one key of a lookup can stand for. A count has 32 bits on the wire, so
+that the sum of a call's counts stays far below 2**63."""
 
 
 class ArraySpec(NamedTuple):
@@ -59,7 +59,7 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
 
 
 def of_other_ids(rows: int | str = "table.rows") -> str:
-    """Return the advice that every error about ids that are no keys contains."""
+    """Return the advice that is part of every error about ids that are not keys."""
     advice = "for ids that cannot be keys, pass embstore.hash_ids(keys"
     if rows == SPARSE_ROWS:
         return f"{advice})"
@@ -67,8 +67,8 @@ def of_other_ids(rows: int | str = "table.rows") -> str:
 
 
 def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> InvalidArgumentError:
-    """Return the error for an update whose scaled sum for a key is not allowed (contract.md, rule
-    9). The message names the key as unsigned."""
+    """Return the error for an update in which the scaled gradient sum of a key is not allowed
+    (contract.md, rule 9). The message shows the key as an unsigned number."""
     is_nan = np.isnan(gradient)
     worst = gradient[np.argmax(is_nan if is_nan.any() else np.abs(gradient))]
     expected = "finite gradients, whose squares have a finite sum"
@@ -78,7 +78,7 @@ def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> Inv
 
 
 def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
-    """Return `values` as an array of the host, without a copy where that is possible.
+    """Return `values` as an array in the host's memory, without a copy if possible.
 
     `what` names the argument in errors. Tensors are recognized by their methods, so that no
     framework is imported.
@@ -100,7 +100,7 @@ def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
 
 
 def _plain(array: NDArray[Any], dtype: type) -> NDArray[Any]:
-    """Return an array as kernels need it, C-contiguous and aligned; no copy if it already is."""
+    """Return an array as kernels need it: C-contiguous and aligned. Such an array is not copied."""
     array = np.ascontiguousarray(array, dtype=dtype)
     return array if array.flags.aligned else array.copy()
 
@@ -113,7 +113,7 @@ def _is_tensor(values: Any) -> bool:
 def _of_dtype(values: Any, array: NDArray[Any], dtype: str) -> str:
     """Return the dtype that was found, for an error message.
 
-    The text advises a conversion to `dtype` if that changes the values by rounding at most.
+    The text advises a conversion to `dtype` if the conversion at most rounds the values.
     """
     other = f"; {of_other_ids()}" if dtype == "int64" else ""
     if other and array.dtype.kind in "OSTU":
@@ -136,8 +136,8 @@ def _is_whole(array: NDArray[Any]) -> bool:
 
 
 def as_keys(keys: Any, table: str) -> Keys:
-    """Return (n,) integers as contiguous int64; uint64 become the same bits. An array that is
-    contiguous int64 already is not copied."""
+    """Return (n,) integers as contiguous int64; uint64 integers keep their bits. An array that is
+    already contiguous int64 is not copied."""
     if isinstance(keys, list) and all(type(key) is int for key in keys):
         keys = _bits_of(keys)
     array = as_array(keys, table, "keys")
@@ -151,8 +151,8 @@ def as_keys(keys: Any, table: str) -> Keys:
 
 
 def _bits_of(keys: list[int]) -> Any:
-    """Return integers as int64 or uint64: NumPy would make floats of a list that needs both
-    types."""
+    """Return integers in a form that NumPy makes int64 or uint64: NumPy would make floats of a list
+    that needs both types."""
     low, high = min(keys, default=0), max(keys, default=0)
     if high >> 63 == 0 or high >> 64 or low < -(1 << 63):
         return keys
@@ -160,8 +160,8 @@ def _bits_of(keys: list[int]) -> Any:
 
 
 def outside(keys: Keys, rows: int, table: str) -> InvalidArgumentError | None:
-    """Return the error for the first key outside [0, rows), compared unsigned; None: all keys are
-    inside."""
+    """Return the error for the first key that is not below `rows` as an unsigned number; None: all
+    keys are below."""
     are_outside = keys.view(np.uint64) >= np.uint64(rows)
     if not are_outside.any():
         return None
@@ -170,7 +170,8 @@ def outside(keys: Keys, rows: int, table: str) -> InvalidArgumentError | None:
 
 
 def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
-    """Return float32 or float16 `rows` as C-contiguous float32 of exactly `shape`."""
+    """Return float32 or float16 `rows` as a C-contiguous float32 array. Refuse rows of a shape
+    other than `shape`."""
     array = as_array(rows, table, what)
     if array.size == 0 and 0 in shape and array.dtype == np.float64:
         array = array.astype(np.float32)  # an empty list has no dtype of its own
@@ -188,7 +189,7 @@ def keys_of(keys: Any, table: str) -> Keys:
 
 
 def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
-    """Return (count, any) rows. Their width is not compared with the table's here.
+    """Return (count, any) rows. Their width is not compared with the width of the table here.
 
     Rows on a device are returned unchecked; their shape is checked where they are used.
     """
@@ -212,8 +213,8 @@ def length(array: Any) -> int:
 def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
     """Return the array to write to: `out`, or a new array if `out` is None.
 
-    `out` must be a writable C-contiguous float32 array of `shape`, or a tensor of the host of this
-    kind, which is returned as an array of the same memory.
+    `out` must be a writable C-contiguous float32 array of `shape`, or a tensor with these
+    properties in the host's memory, which is returned as an array that shares the tensor's memory.
     """
     if out is None:
         return np.empty(shape, np.float32)
@@ -235,30 +236,31 @@ def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
 
 
 def is_on_device(array: Any) -> bool:
-    """Return whether an array is in a device's memory, not in the host's."""
+    """Return whether an array is in a device's memory, and not in the host's memory."""
     try:
         return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
     except MemoryError:
         raise
     except Exception:
-        return True  # it is on a device, and its library fails to show it: its user gets the error
+        return True  # on a device, though its library fails; code that uses it gets the error
 
 
 def on_host(array: Any) -> Any:
-    """Return an array of a device's memory copied to the host by its own library; any other array
-    unchanged.
+    """Return a copy on the host of an array in a device's memory, made by the array's library.
+    Return any other array unchanged.
 
-    The copy follows the work of the stream that the library uses in this thread.
+    The copy is made after the work of the stream that the library uses in this thread.
     """
     if is_on_device(array):
-        for copy in ("get", "cpu", "copy_to_host"):  # of CuPy, PyTorch, Numba
+        for copy in ("get", "cpu", "copy_to_host"):  # methods of CuPy, PyTorch, Numba
             if hasattr(array, copy):
                 return getattr(array, copy)()
     return array
 
 
 def device_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
-    """Return the address of the elements of a `__cuda_array_interface__`, which are contiguous.
+    """Return the address of the elements of a contiguous array, from its
+    `__cuda_array_interface__`.
 
     Raises InvalidArgumentError if the array has another dtype, has a mask, is not C-contiguous, or
     is not 1-D or 2-D.
@@ -281,7 +283,8 @@ def device_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
 
 
 def check_on_host(array: Any, where: str = "") -> None:
-    """Refuse an array of a device's memory, which cannot be sent; `where` begins the message."""
+    """Refuse an array in a device's memory, because it cannot be sent; `where` begins the
+    message."""
     if is_on_device(array):
         raise InvalidArgumentError(
             f"{where}expected arrays of the host, found one in a device's memory, which only an "

@@ -7,12 +7,12 @@ from typing import Literal, get_args
 
 Durability = Literal["checkpoint", "interval", "commands"]
 LEVELS: tuple[Durability, ...] = get_args(Durability)
-"""The levels of durability (`embstore.tables.command_log`), weakest first: each says which commands
-survive a crash."""
+"""The levels of durability (`embstore.tables.command_log`), weakest first: each level determines
+which commands survive a crash."""
 
 Retention = Literal["protected", "routine", "dropped"]
-"""The retention of a kept checkpoint. Protected: newer checkpoints never push it out; routine: they
-do; dropped: it is deleted."""
+"""The retention of a kept checkpoint. Protected: newer checkpoints never displace it; routine:
+newer checkpoints displace it; dropped: it is deleted."""
 
 CacheSplit = Literal["measured", "demand"]
 SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)

@@ -83,7 +83,8 @@ def default_seed(name: str) -> int:
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is a name: parts of [A-Za-z0-9_.-] joined by '/', none '.' or '..'."""
+    """Return `name` if it is a name: parts of [A-Za-z0-9_.-] joined by '/', none of which is '.' or
+    '..'."""
     if (
         not isinstance(name, str)
         or not _NAME.fullmatch(name)
@@ -139,20 +140,20 @@ class Limits:
     """
 
     call_bytes_max: int = 1 << 30
-    """Bytes of one call's arrays, results included. This bounds the memory that one call can make
-    the process need."""
+    """Bytes of one call's arrays, results included. This bounds the memory that the process needs
+    for one call."""
     announced_bytes_max: int = 1 << 30
     """Bytes of the keys of all announced steps; planning needs about five times this memory."""
     scan_bytes_max: int = 512 << 20
-    """Bytes that open scans keep for the keys and locations of rows: 24 bytes for each row that
-    their tables have in the log, and up to 6 MiB per scan for the piece that is read."""
+    """Bytes that open scans keep for the keys and locations of rows: 24 bytes for each row of their
+    tables in the log, and up to 6 MiB for the piece that each scan reads."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index. A row takes at most about 46 bytes of memory, 70 while the index
     grows."""
     metadata_bytes_max: int = 64 << 10
-    """Bytes of one checkpoint's metadata as JSON. It is part of the catalogue, which each commit
-    rewrites as a whole."""
+    """Bytes of one checkpoint's metadata as JSON. The metadata is part of the catalogue, a file
+    that each commit rewrites as a whole."""
     segment_bytes: int = 128 << 20
     base_segment_bytes: int = 256 << 20
     fold_bytes: int = 64 << 20
@@ -169,8 +170,8 @@ class Limits:
 class TableConfig:
     """The configuration of a table.
 
-    `rows` and the optimizer's learning rate are its tunables; the rest is identity. A table whose
-    `key_space` is "sparse" has SPARSE_ROWS rows.
+    `rows` and the optimizer's learning rate are its tunables; all other parameters are its
+    identity. A table whose `key_space` is "sparse" has SPARSE_ROWS rows.
     """
 
     name: str
@@ -213,12 +214,12 @@ class TableConfig:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether any 64 bits but one value are a key."""
+        """Whether keys are sparse: any 64 bits are a key, except one value."""
         return self.key_space == "sparse"
 
     @property
     def state_dim(self) -> int:
-        """fp32 elements of optimizer state in a row."""
+        """The number of fp32 elements of optimizer state in a row."""
         return self.optimizer.state_dim(self.dim)
 
     @property
@@ -227,8 +228,8 @@ class TableConfig:
         return Layout(self.dim, self.state_dim, self.optimizer.kind)
 
     def identity(self) -> dict[str, Any]:
-        """Return J of contract.md rule 11: the parameters that the digest covers, without
-        tunables."""
+        """Return the parameters that the digest covers, without tunables; rule 11 of contract.md
+        calls them J."""
         dtypes = {"weights": ELEMENT.name} | ({"state": ELEMENT.name} if self.state_dim else {})
         optimizer = _parameters(self.optimizer)
         for name in self.optimizer.unnamed:

@@ -8,8 +8,8 @@
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
-  + TableExistsError                              created again with another identity configuration
-  + CheckpointExistsError                         a label is used once
+  + TableExistsError                              a table is created with another identity
+  + CheckpointExistsError                         the label was used before
   + CheckpointProtectedError                      a protected checkpoint would be lost
   + TableMismatchError                            another format, version or endianness
   + TableHeldError                                a session holds the table, the rank or the name
@@ -19,10 +19,10 @@
   + RankFailedError                               a rank of a session's step died or stalled
   + ReplicaMismatchError                          rows at a trainer differ from the store's
   + StoreInUseError                               another process holds the directory
-  + WritesPausedError                               a shard takes no writes for a moment
+  + WritesPausedError                             a shard takes no writes for a moment
   + MovedError                                    a shard has another map than the caller
   + DeadlineError                                 no answer in time
-  + OutcomeUnknownError                           the server changed while a mutating call was out
+  + OutcomeUnknownError                           the server restarted during a mutating call
   + CapacityError                                 disk, cache, index or a named limit is full
   + OverloadedError                               the server's queue is full; back off, then retry
   + StoreClosedError                              after close(), or after a failure
@@ -93,7 +93,8 @@ class SessionExpiredError(EmbstoreError):
 
 class LeaseExpiredError(SessionExpiredError):
     """The only rank of the session was silent for longer than its lease. A loop over the session
-    opens the session again by itself, and continues if nothing is lost."""
+    opens the session again by itself, and continues if no other client has written to the session's
+    tables."""
 
 
 class RankFailedError(EmbstoreError):
@@ -120,12 +121,13 @@ class MovedError(EmbstoreError):
 
 
 class DeadlineError(EmbstoreError):
-    """No answer arrived in time. A mutating call was applied or was not: read t to find out."""
+    """No answer arrived in time. It is unknown whether a mutating call was applied: read t to find
+    out."""
 
 
 class OutcomeUnknownError(EmbstoreError):
-    """The server restarted, or was restored, during the call or since the last one. Read t to find
-    out whether the call was applied."""
+    """The server was restarted or restored during the call or since the previous call. Read t to
+    find out whether the call was applied."""
 
 
 class CapacityError(EmbstoreError):

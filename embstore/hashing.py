@@ -1,9 +1,9 @@
 """Ids of any kind as numbers of 64 bits, the same in every language (contract.md, "Hashed ids").
 
 Values can be arrays of NumPy, Arrow or a framework, lists, or series of pandas and polars. This
-module makes them bytes in one buffer, or words, as the contract specifies;
-`embstore.arithmetic.xxh3` hashes all of them at once. The library of a value is loaded already,
-because the value exists; no other library is imported.
+module converts the values to bytes in one buffer, or to 64-bit words, as the contract specifies;
+`embstore.arithmetic.xxh3` hashes all bytes or words at once. The library of a value is loaded
+already, because the value exists; no other library is imported.
 """
 
 import sys
@@ -35,16 +35,16 @@ def hash_ids(
 
     Parameters
     ----------
-    values : ids, of any shape: integers of up to 64 bits, signed or unsigned; text, hashed as its
-        UTF-8; bytes. Arrays of NumPy, of a framework on the host, of pyarrow, also chunked and
-        dictionary-encoded; series of pandas and polars; lists, also with values of several kinds.
-        The values 5, np.uint64(5) and 5.0 are the same id; the text "5" is another. An integer is
-        hashed as its 8 bytes. Therefore -1 and 2**64 - 1 are the same id, and so are an integer and
-        a text of just its bytes. A missing value (None, NaN, NA, null, masked) is hashed as empty
-        text
-    feature : name whose default seed as a table is the seed of the hash, so that each pair
-        (feature, id) has its own hash; None: seed 0
-    rows : number of rows of the table, 1 to 2**40; None, or the 2**64 - 1 of a sparse table: all 64
+    values : ids, of any shape: integers of up to 64 bits, signed or unsigned; text, whose UTF-8 is
+        hashed; or bytes. `values` can be an array of NumPy, of a framework on the host, or of
+        pyarrow (also chunked or dictionary-encoded); a series of pandas or polars; or a list, also
+        with values of several kinds. The values 5, np.uint64(5) and 5.0 are the same id; the text
+        "5" is another id. An integer is hashed as its 8 bytes. Therefore -1 and 2**64 - 1 are the
+        same id, and so are an integer and a text that consists of these 8 bytes. A missing value
+        (None, NaN, NA, null, masked) is hashed as empty text
+    feature : name of a feature. The seed of the hash is the default seed of a table of this name,
+        so that each pair (feature, id) has its own hash. None: seed 0
+    rows : number of rows of the table, 1 to 2**40; None, or 2**64 - 1 as for a sparse table: all 64
         bits of the hash are kept
 
     Returns
@@ -55,9 +55,9 @@ def hash_ids(
 
     Raises
     ------
-    InvalidArgumentError : a value is of another kind, as a bool, a date or a list; an integer has
-        more than 64 bits; a float is not whole, or is so large that its type cannot represent odd
-        integers.
+    InvalidArgumentError : a value is of another kind, such as a bool, a date or a list; an integer
+        has more than 64 bits; a float is not whole, or is so large that its type cannot represent
+        odd integers.
     """
     if feature is not None and not isinstance(feature, str):
         raise InvalidArgumentError(f"expected feature to be a name, found {feature!r}")
@@ -93,12 +93,13 @@ def _hashes(values: Any, seed: int) -> Words:
 
 
 def _array(values: Any) -> NDArray[Any]:
-    """Return values as an array. Values without a dtype become objects, which keep their kinds."""
+    """Return values as an array. Values without a dtype become objects, so that each value keeps
+    its type."""
     if isinstance(values, np.ndarray):
         return np.asarray(values)
     try:
         return np.asarray(values) if hasattr(values, "dtype") else np.array(values, object)
-    except (TypeError, ValueError, RuntimeError) as exc:  # on a device, or of a dtype NumPy lacks
+    except (TypeError, ValueError, RuntimeError) as exc:  # on a device, or NumPy lacks its dtype
         raise InvalidArgumentError(f"{_EXPECTED}, found {type(values).__name__}: {exc}") from exc
 
 
@@ -126,8 +127,8 @@ def _of_floats(floats: NDArray[Any], seed: int) -> Words:
 
 
 def _whole(floats: NDArray[Any]) -> NDArray[np.int64]:
-    """Return whole floats as integers, if they are in the range where their type represents odd
-    integers too."""
+    """Return floats as integers. Refuse floats that are not whole, or that are so large that their
+    type cannot represent odd integers."""
     bits = np.finfo(floats.dtype).nmant + 1
     wrong = (floats != np.floor(floats)) | (np.abs(floats) >= 2.0**bits)
     if wrong.any():
@@ -145,7 +146,7 @@ def _of_fixed_widths(array: NDArray[np.bytes_], seed: int) -> Words:
 
 
 def _of_missing(seed: int) -> np.uint64:
-    """Return the hash of no bytes."""
+    """Return the hash of a missing value, which is the hash of zero bytes."""
     zero = np.zeros(1, np.int64)
     return np.uint64(hashes_of_bytes(np.empty(0, np.uint8), zero, zero, seed)[0])
 
@@ -160,7 +161,7 @@ def _of_objects(values: list[Any], seed: int) -> Words:
             return hashes_of_words(np.array(values, np.int64), seed)
         if kinds == {str} and (whole := "".join(values)).isascii():
             return _of_texts(whole.encode(), values, seed)
-    except OverflowError:  # unsigned integers; or wrong integers, which are found one by one
+    except OverflowError:  # unsigned integers; or too large, which `_bytes_of` finds
         pass
     texts = list(map(_bytes_of, values))
     return _of_texts(b"".join(texts), texts, seed)
@@ -196,7 +197,7 @@ def _bytes_of(value: Any) -> bytes:
 
 def _is_missing(value: Any) -> bool:
     """Return whether a value is a missing value of Python or pandas."""
-    pandas: Any = sys.modules.get("pandas")  # it is loaded if one of its values exists
+    pandas: Any = sys.modules.get("pandas")  # if `value` is of pandas, pandas is loaded
     return value is None or (pandas is not None and (value is pandas.NA or value is pandas.NaT))
 
 
@@ -206,8 +207,8 @@ def _is_missing(value: Any) -> bool:
 def _of_arrow_like(values: Any, seed: int) -> Words | None:
     """Return the hashes of an object that can export itself as Arrow arrays.
 
-    Return None if pyarrow is not installed, or has no type for the object, as for objects of
-    several kinds.
+    Return None if pyarrow is not installed, or has no type for the object, for example for a list
+    of several kinds.
     """
     try:
         import pyarrow as pa

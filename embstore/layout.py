@@ -9,8 +9,8 @@ A **row** is one record that moves as a whole, in the cache, on the wire and on 
 The log and the base store a row as a **record**: a header (checksum and row key,
 storage/format.py), then the row. All elements of a row are stored in one type. Arithmetic uses its
 own type, the type of **values**: a kernel loads an element as a value, and stores a value as an
-element. Both types are fp32. They are named here for Python and in `kernels/types.cuh` for CUDA;
-code that needs a size in bytes takes it from this module.
+element. Both types are fp32. This module names the two types for Python, and `kernels/types.cuh`
+names them for CUDA. Code that needs a size in bytes takes the size from this module.
 """
 
 import math
@@ -30,7 +30,8 @@ ELEMENT = np.dtype(np.float32)
 """The type in which every element of a row is stored."""
 ELEMENT_BYTES = ELEMENT.itemsize
 ROW_ALIGNMENT_BYTES = math.lcm(16, PIECE_ELEMENTS * ELEMENT_BYTES)
-"""A row consists of whole pieces, and begins where 16 bytes can be moved at a time."""
+"""A row consists of whole pieces, and begins at an address from which 16 bytes can be moved at a
+time."""
 RECORD_HEADER_BYTES = 16
 
 

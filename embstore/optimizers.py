@@ -1,7 +1,8 @@
 """The optimizers, each described once: parameters, state, scalars, formula (contract.md, rule 4).
 
 A formula is the update of one element, in Python. It takes the gradient g, the weight w, the
-element's state and the scalars, and returns the new weight and state. It runs in three forms:
+element's state and the scalars, and returns the new weight and state. A formula runs in three
+forms:
 
     NumPy   embstore.arithmetic.optimizers           arrays (n, dim), scalars np.float32
     Numba   embstore.arithmetic.compiled_update      float32, inlined in the loop over a row
@@ -9,9 +10,9 @@ element's state and the scalars, and returns the new weight and state. It runs i
 
 All three forms must give the same bits. A formula therefore uses only operations that round once in
 fp32 in each form: + - * /, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this
-module. It is written operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut
-for a zero gradient or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form,
-kernels/apply.cu, is written by hand and compared with these forms bit by bit.
+module. A formula is written operation by operation, because (lr*g)/x is not lr*(g/x). There is no
+shortcut for a zero gradient or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The
+CUDA form, kernels/apply.cu, is written by hand and compared with these forms bit by bit.
 
 An optimizer can also have a **row formula**. It takes the sum of g*g over the row (rule 3), the
 row's own state, and the scalars. It returns the one scalar of the element formula, and the new
@@ -21,12 +22,13 @@ state.
 The formulas get g + weight_decay*w in place of g (`decayed_gradient`), or, if the decay is
 decoupled, (1 - lr*weight_decay)*w in place of w (`kept_weight`). The first form must not run where
 the weight decay is 0: -0.0 + 0.0*w is 0.0, and 0.0 times an infinite weight is NaN. The second form
-may run: 1.0*w is w, every bit of it.
+can run there: 1.0*w is w, bit for bit.
 
 Scalars are computed in float64 once per update and table, and rounded to fp32 once. The digest
-covers the fixed parameters, which are all but the learning rate. It omits a weight decay of 0,
-because existing tables are older than weight decay. All state starts at `initial_state`. In a row,
-the element state follows the weights, as one array of dim after the other; the row state is last.
+covers the fixed parameters, which are all but the learning rate. The digest omits a weight decay of
+0, because existing tables are older than weight decay. All state starts at `initial_state`. In a
+row, the weights are followed by the element state, one array of `dim` elements per name; the row
+state is last.
 """
 
 import math
@@ -42,9 +44,9 @@ from embstore.errors import InvalidArgumentError
 
 __all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Ftrl", "Optimizer", "RowWiseAdagrad", "Sgd"]
 
-# The operations that are no operators. NumPy's functions are the default; Torch registers its own
-# functions by type, and Numba compiles the ones that `embstore.arithmetic.compiled_update`
-# supplies.
+# The operations for which Python has no operator. NumPy's functions are the default; Torch
+# registers its own functions by type, and Numba compiles the ones that
+# `embstore.arithmetic.compiled_update` supplies.
 
 
 @singledispatch
@@ -66,7 +68,8 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def power(base: float, n: int) -> float:
-    """Return base**n, n >= 0, by square-and-multiply in float64; math.pow differs by machine."""
+    """Return base**n, n >= 0, by square-and-multiply in float64; math.pow gives other bits on other
+    machines."""
     result = 1.0
     while n:
         if n & 1:
@@ -82,7 +85,8 @@ def decayed_gradient(g: Any, w: Any, weight_decay: Any) -> Any:
 
 
 def kept_weight(w: Any, kept: Any) -> Any:
-    """Return the weight before an update, decayed; only for decoupled weight decay."""
+    """Return the decayed weight, to which the update is then applied; only for decoupled weight
+    decay."""
     return kept * w
 
 
@@ -95,9 +99,9 @@ class Optimizer:
     kind: ClassVar[str]
     """The optimizer's name in identities, on the wire and on the command line."""
     scalars: ClassVar[tuple[str, ...]]
-    """The arguments of the row formula, or of the element formula if there is no row formula. They
-    are at most `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read
-    them."""
+    """The arguments of the row formula, or of the element formula if there is no row formula. There
+    are at most `embstore.arithmetic.OWN_SCALARS` arguments, in the order in which the CUDA kernels
+    read them."""
     element_state: ClassVar[tuple[str, ...]] = ()
     """State of each element: one fp32 per name."""
     row_state: ClassVar[tuple[str, ...]] = ()
@@ -126,7 +130,8 @@ class Optimizer:
         return 0.0
 
     def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
-        """Return the `scalars` of an update, in float64. t, which is >= 1, counts this update."""
+        """Return the `scalars` of an update, in float64. `t`, at least 1, is the number of updates,
+        this update included."""
         raise NotImplementedError
 
     def decay_values(self, learning_rate: float) -> tuple[float, float]:
@@ -149,8 +154,9 @@ def _check_normal(value: float, name: str) -> None:
 class _Decaying(Optimizer):
     """The weight decay of all optimizers but Ftrl.
 
-    It applies only to the rows that an update names. It is either coupled, g = g + weight_decay*w,
-    as in Torch's optimizers, or decoupled, w = w*(1 - lr*weight_decay), as in AdamW.
+    Weight decay applies only to the rows that an update names. It is either coupled, g = g +
+    weight_decay*w, as in Torch's optimizers, or decoupled, w = w*(1 - lr*weight_decay), as in
+    AdamW.
     """
 
     _: KW_ONLY
@@ -303,8 +309,8 @@ class Ftrl(Optimizer):
 
     With l1 > 0 a weight can be exactly 0. The formula divides by the learning rate, so an update
     needs a rate > 0 in fp32. The default of beta is the paper's advice, and l1 = l2 = 0 is no
-    regularization. There is no weight decay: w is computed from z and n alone, and l2 draws it to
-    0.
+    regularization. There is no weight decay: w is computed from z and n alone, and l2 draws w
+    towards 0.
     """
 
     beta: float = 1.0

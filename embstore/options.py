@@ -32,14 +32,14 @@ class StoreOptions:
     Parameters
     ----------
     device : where rows are cached and computed: "cpu"; "cuda:N", GPU number N ("cuda": the first);
-        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The device does
-        not change the bits
+        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The bits of rows
+        do not depend on the device
     cache_bytes : memory of the device for cached rows, their index and staging; or a share, as
         "80%", of the GPU memory that is free and not reserved for calls, or of the host's memory
     host_cache_bytes : pinned memory of the host for level two of a GPU's cache: rows that left the
-        GPU's memory, which its kernels move there and back. It is taken as rows need it. None: a
-        quarter of the host's free memory; 0: there is no level two, and rows that leave are read
-        from storage when they come back
+        GPU's memory. The GPU's kernels move rows between the two memories. The pinned memory is
+        allocated as rows need it. None: a quarter of the host's free memory; 0: there is no level
+        two, and a row that left the GPU's memory is read from storage when it is used again
     cache_split : how tables of several row layouts share a full cache: "measured", so that as few
         lookups as possible miss; or "demand", first come, first served
     policy : which rows leave the cache first: "lru"; "lfu", which ages; or "rank", by the profile
@@ -47,8 +47,8 @@ class StoreOptions:
     warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows; this begins
         in the background once the store is open
     count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
-    checkpoints_keep : number of checkpoints that can be restored: the newest of each folder of
-        labels (a/b is in the folder a); older ones are merged into the base
+    checkpoints_keep : number of newest checkpoints per folder of labels that can be restored (the
+        label a/b is in the folder a); older checkpoints are merged into the base
     durability : which commands survive a crash: "checkpoint", those before the last commit;
         "interval", all but the commands since the last sync of the command log (a write-ahead log
         of commands); "commands", every command that has returned
@@ -57,21 +57,25 @@ class StoreOptions:
         by itself when executing the log again would take longer
     commit_every_s : longest time between two commits, in seconds: the store commits by itself,
         without a label, when the last commit is older. Without a command log a crash loses no more
-        than the commands of about that time. 0: only checkpoints and a clean end commit
-    scrub_bytes_per_s : bytes of the store's files that are checked in the background, a second: to
-        find damage before a call meets it; 0: none
-    dirty_bytes : most bytes of rows that are newer in the cache than in the log: above 3/4 of it
-        they are logged in the background, above it calls that write become slower. It bounds how
-        long a commit takes. None: for the rows in level two of a GPU's cache, as many bytes as
-        storage writes in 30 seconds, as measured; else no bound
+        than the commands of about that time. 0: the store commits only for checkpoints and at a
+        clean end
+    scrub_bytes_per_s : bytes per second of the store's files that are checked in the background, to
+        find damage before a call does; 0: no check
+    dirty_bytes : ceiling for the bytes of dirty rows, which are newer in the cache than in the log;
+        it bounds the time of a commit. Above 3/4 of the ceiling, dirty rows are logged in the
+        background; above the ceiling, calls that write become slower. None: for rows in level two
+        of a GPU's cache, the bytes that storage writes in 30 seconds, as measured; for other rows,
+        no ceiling
     read_only : share the directory with other readers; nothing can be written
-    threads : threads of the CPU device; on a GPU, those that copy between host and device; as many
-        read rows of files. None: one a core, at most 4 (CPU), 8 (GPU) or 16 (files)
+    threads : threads of the CPU device, or on a GPU threads that copy between host and device; the
+        same number of threads reads rows of files. None: one per core, at most 4 (CPU), 8 (GPU) or
+        16 (files)
     limits : named bounds, see `embstore.config.Limits`; None: its defaults
     """
 
     device: "str | Device" = "auto"
-    # Room for two million rows of 128 fp32 with row-wise state; a trainer's host can spare it.
+    # Room for two million rows of 128 fp32 with row-wise state; a trainer's host can spare this
+    # memory.
     cache_bytes: int | str = 1 << 30
     # Rows return from level two at the speed of the bus. Other processes need the remaining memory.
     host_cache_bytes: int | None = None
@@ -82,7 +86,7 @@ class StoreOptions:
     # A new store has no profile.
     warm_up: float = 0.0
     count_rate: float = 0.0
-    # The last checkpoint, the one before it, and one in the making.
+    # The last checkpoint, the one before it, and one that is being made.
     checkpoints_keep: int = 3
     durability: Durability = "checkpoint"
     # Databases have similar defaults.
@@ -92,8 +96,8 @@ class StoreOptions:
     # The loss of ten minutes of work is small, and a commit of all changes takes seconds.
     commit_every_s: float = 600.0
     scrub_bytes_per_s: int = 0
-    # No bound: all rows of a table that fits into the cache can be dirty, and a bound would have
-    # them logged again and again.
+    # No bound: all rows of a table that fits into the cache can be dirty, and with a bound they
+    # would be logged again and again.
     dirty_bytes: int | None = None
     read_only: bool = False
     # More threads do not help: memory is the bound.

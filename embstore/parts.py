@@ -84,8 +84,8 @@ def _names_table(kind: Any) -> bool:
 
 @cache
 def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a class that name tables, and whether the field's parts name a table
-    themselves (else parts within them do)."""
+    """Return the fields of a class that name tables; and for each field, whether its own parts name
+    a table, or only parts within these parts."""
     return tuple(
         (name, _names_table(part))
         for name, part in _parts(kind).items()
@@ -121,7 +121,8 @@ def _given(hint: Any) -> Any:
 
 
 def _part(hint: Any) -> Any:
-    """Return the class of the part in a field, or of each part of its tuple."""
+    """Return the class of the part, or of the tuple of parts, that a field with this annotation
+    contains."""
     hint = _given(hint)
     if get_origin(hint) is tuple:
         hint = get_args(hint)[0]

@@ -1,4 +1,4 @@
-"""The results of commands, as plain data, equal for an embedded store and a server."""
+"""The results of commands, as plain data. An embedded store and a server give equal results."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,13 +12,14 @@ from embstore.config import Limits, TableConfig
 from embstore.sharding import ShardMap
 
 Waits = Literal["late", "none"]
-"""The wait of a trainer between two steps of a session: "late", for late rows; "none", no wait."""
+"""The wait of a trainer between two steps of a session. "late": it waits for late rows; "none": it
+does not wait."""
 
 
 EPOCH_STEP = 1 << 20
-"""The distance from one epoch to the epoch that a promotion begins. The old leader may meanwhile
-have begun further epochs, one for each crash in which it lost commands, and clients must not
-mistake an epoch of one leader for an epoch of the other."""
+"""The number that a promotion adds to the epoch. The old leader may meanwhile have begun further
+epochs, one for each crash in which it lost commands, and clients must not mistake an epoch of one
+leader for an epoch of the other."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Context:
     epoch: int
     """A number that grows when acknowledged commands are undone, by a restore or by a crash."""
     command: int
-    """The number of the last acknowledged command; after a mutating command, its own number."""
+    """The number of the last acknowledged command; after a mutating command, the number of that
+    command."""
     instance: str = ""
-    """The instance whose replay window remembers calls. After a restart it is another instance,
-    unless commands are logged."""
+    """The id of the instance whose replay window remembers calls. A restart begins another
+    instance, unless commands are logged."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class ServerLimits:
     """Named bounds of a server, in addition to its store's."""
 
     unary_bytes_max: int
-    """Bytes of a unary message; larger ones are streamed."""
+    """The most bytes of a unary message; larger messages are streamed."""
     chunk_bytes_max: int
-    """Bytes of a piece of a stream."""
+    """The most bytes of a piece of a stream."""
     queue_calls_max: int
     """Calls that can wait for the engine at a time."""
     inflight_bytes_max: int
@@ -77,8 +79,8 @@ class ServerInfo:
     """The id of the server's process, which changes with every restart. Empty: the store is
     embedded."""
     socket: str = ""
-    """Path, on the server's host, of the socket of the shared-memory transport; empty: there is
-    none."""
+    """Path, on the server's host, of the socket of the shared-memory transport; empty: the server
+    has no socket."""
     wire_dtypes: tuple[str, ...] = ()
     """The dtypes that arrays in the server's messages can have; empty: the store is embedded."""
     shard: int | None = None
@@ -106,7 +108,7 @@ class TableRows:
     rows: Rows
     """The rows, shape (n, dim), or (bags, dim) if they were pooled."""
     state: Rows | None
-    """Optimizer state, shape (n, state_dim), of `ReadRows`."""
+    """Optimizer state, shape (n, state_dim), if the command asks for it; else None."""
     t: int
     """The number of updates of the table when the rows were read."""
 
@@ -129,7 +131,8 @@ class ScanFacts:
     rows: int
     """The total number of rows of the scan."""
     since_command: int = 0
-    """The scan omits rows that were last written by this command or earlier; 0: it omits none."""
+    """The scan omits rows that were last written by this command or earlier; 0: it omits no
+    rows."""
     since_t: int = 0
     """t of the table at `since_command`."""
     deleted: int = 0
@@ -152,7 +155,7 @@ class ScannedRows:
 
 @dataclass(frozen=True)
 class StepTableRows:
-    """Rows of one table in a step, some or all."""
+    """Some or all rows of one table in a step."""
 
     table: str
     rows: Rows
@@ -164,7 +167,8 @@ class StepTableRows:
 
 @dataclass(frozen=True)
 class StepRows:
-    """A step's early rows, which no earlier unfinished step uses, or its late rows, the rest."""
+    """A step's early rows, which no earlier unfinished step uses, or its late rows, which are all
+    other rows."""
 
     tables: tuple[StepTableRows, ...]
     early: bool = False
@@ -177,10 +181,12 @@ class StepRecords:
 
     tables: tuple[TableRows, ...]
     last_step: int
-    """The last finished step when the rows were read: they contain all updates up to it."""
+    """The last step that was finished when the rows were read. The rows contain all updates up to
+    this step."""
 
     def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (step, {table: index}) pairs; these rows contain all updates up to that step."""
+        """Return (step, {table: index}) pairs: the rows at these indices contain all updates up to
+        the step."""
         return [(self.last_step, {part.table: slice(None) for part in self.tables})]
 
 
@@ -193,7 +199,8 @@ class ShardedStepRecords(StepRecords):
     """By table, shape (n,): for each row, the step up to which it contains all updates."""
 
     def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (step, {table: index}) pairs; these rows contain all updates up to that step."""
+        """Return (step, {table: index}) pairs: the rows at these indices contain all updates up to
+        the step."""
         steps = {int(step) for of in self.last_steps.values() for step in np.unique(of)}
         return [
             (step, {name: np.flatnonzero(of == step) for name, of in self.last_steps.items()})
@@ -240,7 +247,8 @@ class Acknowledged:
     command: int
     t: int
     skipped: bool = False
-    """Whether an update was skipped because of on_nonfinite="skip": no row and no t has changed."""
+    """Whether an update was skipped because of on_nonfinite="skip": in that case no row and no t
+    has changed."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +276,8 @@ class SessionFacts:
 
     name: str
     last_step: int
-    """The last finished step, 0 for none. The next step to announce is one more."""
+    """The last finished step; 0: no step is finished. The next step to announce is `last_step` +
+    1."""
     tables: tuple[str, ...]
     lookahead_steps_max: int
     world_size: int
@@ -279,8 +288,9 @@ class SessionFacts:
     waits: Waits = "late"
     """"none": the trainer runs ahead of the store; "late": it waits for the rows of each step."""
     written: tuple[int, ...] = ()
-    """When the session was opened, per shard: the number of the last command with which another
-    client changed rows of the tables, since the last command of a session of this name; 0: none."""
+    """For each shard, the number of the last command by which another client changed rows of the
+    tables, after the last command of a session of this name and before this session was opened; 0:
+    there is no such command."""
 
 
 @dataclass(frozen=True)
@@ -304,8 +314,8 @@ class Announced:
     announced_step: int
     planned_step: int
     held_back: bool
-    """Whether planning waits because the rows of earlier steps leave no space for the next
-    step's."""
+    """Whether planning waits because the rows of earlier steps leave no space for the rows of the
+    next step."""
     ranks_at_work: int = 0
     """The number of ranks that can still announce steps."""
 
@@ -371,7 +381,7 @@ class Place:
     """The last finished step."""
     table_ids: dict[str, int] = field(default_factory=dict)
     """The ids of the session's tables, by name. A table that was dropped and created again has
-    another id, and has not seen the steps."""
+    another id, and does not contain the updates of the steps."""
     command: int = 0
     """The number of the session's last command that could change rows."""
 
@@ -408,7 +418,7 @@ class Barrier:
     command: int
     """The number of the last command."""
     tables: tuple[TableDescription, ...]
-    """The tables, by name."""
+    """The tables, ordered by name."""
     next_table_id: int
     """The id of the next table that is created."""
     places: tuple[NamedPlace, ...]
@@ -439,10 +449,10 @@ class KeptCheckpoint:
     a table, and a hash of small numbers could be guessed."""
     made_at: float | None = field(default=None, compare=False)
     """Time of the checkpoint in seconds since the Unix epoch, by the clock of its machine. None:
-    not known, as for checkpoints of older versions, and through a server. It is not part of a
-    checkpoint's identity."""
+    the time is not known, as for checkpoints of older versions, and for a client of a
+    server. The time is not part of a checkpoint's identity."""
     protected: bool = False
-    """Whether the checkpoint is protected: newer checkpoints do not push it out, and it cannot be
+    """Whether the checkpoint is protected: newer checkpoints do not displace it, and it cannot be
     dropped."""
 
     @property

@@ -23,7 +23,7 @@ from typing import Any, cast
 from embstore.commands import Command, Part, Trait
 
 EVERYTHING = "*"
-"""As a pattern, it matches every name. As a name, it is matched only by this pattern."""
+"""As a pattern, it matches every name. As a name, only this pattern matches it."""
 
 _NAMING = {"table", "config", "tables", "ranks", "keys", "gradients", "options", "learning_rates"}
 _LABELS = "label", "since"
@@ -41,7 +41,8 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def concerned(command: Command[Any]) -> tuple[str, ...]:
-    """Return the names on which a command's right is needed; EVERYTHING if it names none."""
+    """Return the names on which a command's right is needed; EVERYTHING if the command has no
+    names."""
     if Trait.ON_ITS_LABEL in command.traits:
         return (cast(Any, command).label,)
     names: dict[str, None] = {}

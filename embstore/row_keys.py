@@ -2,8 +2,8 @@
 
 Tables of **dense** keys (``0 <= key < rows``) share pools, so their row keys contain the table id:
 ``table_id << 40 | key``. A table of **sparse** keys uses any 64 bits, which leave no bits for a
-table id, so this table has its own pool, whose row keys are its keys. EMPTY_KEY (-1) is neither a
-dense nor a sparse row key.
+table id, so each such table has its own pool, in which the row keys are the keys of the table.
+EMPTY_KEY (-1) is neither a dense nor a sparse row key.
 
 A kernel finds the parameters of a row's table at the index ``(row key & ~mask) >> 40``. The index
 is the id of a dense table, or 0 in a pool of sparse keys, where `mask` has all bits set. `number`
@@ -44,7 +44,7 @@ class RowKeys:
         return table_id << KEY_BITS | keys if self.sparse_id is None else keys
 
     def keys(self, row_keys: Any) -> Any:
-        """Return the keys in row keys: one, or an array."""
+        """Return the key of one row key, or the keys of an array of row keys."""
         return row_keys & self.mask
 
     def key_of(self, row_key: int) -> int:
@@ -52,7 +52,8 @@ class RowKeys:
         return row_key & self.mask & (1 << 64) - 1
 
     def table_ids(self, row_keys: Any) -> Any:
-        """Return the table ids of row keys, one or an array; -1 for EMPTY_KEY."""
+        """Return the table id of one row key, or the ids of an array of row keys; -1 for
+        EMPTY_KEY."""
         if self.sparse_id is None:
             return row_keys >> KEY_BITS
         return np.where(row_keys == EMPTY_KEY, -1, self.sparse_id)

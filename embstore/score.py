@@ -11,7 +11,7 @@
 
 Slots that can be evicted thus have the scores [0, PIN_ONE). Among them a row that an announced step
 will use is above every row without a known use. The count belongs to the policy
-(cache/policies.py); it does not change when a row becomes foreseen, or ceases to be.
+(cache/policies.py); it does not change when a row becomes foreseen, or is no longer foreseen.
 
 The CUDA kernels have the same constants (`kernels/score.cuh`).
 """
@@ -25,7 +25,7 @@ CLOCK_BITS = 40
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
 RANK_SHIFT = 11
 NO_USE, UNCHANGED = -1, -2
-"""Values in place of a rank: no use is known; the slot stays unchanged."""
+"""Values in place of a rank. `NO_USE`: no use is known; `UNCHANGED`: the slot stays unchanged."""
 COUNT_MAX = (1 << 11) - 1
 COUNT_NONE, COUNT_UP, COUNT_KEEP = range(3)
 """The effect of a touch on the count: make it 0, add one, or leave it."""

@@ -2,7 +2,7 @@
 
 Each row belongs to a partition, determined by its table's seed and its key alone (contract.md, rule
 12). The map assigns each partition to one of the cluster's shards. The shards are servers and know
-the map; a client asks any of them for it. When partitions move, the map gets the next version.
+the map; a client asks any shard for it. When partitions move, the map gets the next version.
 """
 
 import json
@@ -67,7 +67,8 @@ class ShardMap:
 
     def evened(self, count: int) -> "ShardMap":
         """Return the next map, in which the first `count` shards own equal numbers of partitions,
-        give or take one, and the other shards own none. It moves as few partitions as possible."""
+        or numbers that differ by one, and the other shards own none. It moves as few partitions as
+        possible."""
         if not 1 <= count <= len(self.shards):
             raise InvalidArgumentError(
                 f"shard map: expected 1 to {len(self.shards)} shards to have partitions, found "

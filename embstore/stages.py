@@ -28,10 +28,10 @@ class StageStats:
 
 
 class StageSeconds(dict[str, float]):
-    """Seconds by stage of some calls."""
+    """The seconds that some calls have spent in each stage."""
 
     def add(self, stage: str, began: int, ended: int) -> None:
-        """Add a lap, by its times in nanoseconds of the monotonic clock."""
+        """Add a lap, given its start and end in nanoseconds of the monotonic clock."""
         self[stage] = self.get(stage, 0.0) + (ended - began) * 1e-9
 
 

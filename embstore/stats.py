@@ -10,12 +10,12 @@ Each part of the store declares its stats as fields of a dataclass:
     class StorageStats:
         log_bytes: int = gauge("Bytes of the log.", lambda storage: storage.log.bytes)
 
-A declaration has a kind and a help text. If the value is not an attribute of the declaration's
-name, it also has a function that reads the value from its source. `Counters` counts in its own
-fields; `StorageStats` only says where to find the values of a `Storage`. `document` reads all stats
-of a source as plain numbers and texts. The models of REST, the metrics of Prometheus and the output
-of `embstore stats` are generated from the declarations (`declared`), so that nothing else names a
-stat.
+A declaration has a kind and a help text. If the source has no attribute of the declaration's name,
+the declaration also has a function that reads the value from the source. `Counters` counts in its
+own fields; `StorageStats` only says where to find the values of a `Storage`. `document` reads all
+stats of a source as plain numbers and texts. The models of REST, the metrics of Prometheus and the
+output of `embstore stats` are generated from the declarations (`declared`), so that no other code
+names a stat.
 
 Kinds: a **counter** only grows; a **gauge** is any other number; a **ratio** is a quotient of two
 counts, which Prometheus computes from the counts, so it has no metric; a **flag** is true or false;
@@ -50,7 +50,8 @@ class Stat:
     """The metric's name without the prefix. For a part it is the prefix; for an info, the info
     metric."""
     label: str
-    """The label for a dict's keys, or for a text; for a list of parts, the metric of its length."""
+    """The label for a dict's keys, or for a text; for a list of parts, the metric of the list's
+    length."""
     labels: Mapping[str, str]
     """Labels of every sample of the metric."""
 

@@ -1,7 +1,7 @@
 """Sum the gradients of a step's occurrences by key, on the host.
 
-A store that has the gradients in its own memory sums them there. Gradients that are sent, or that
-wait for other ranks, are summed first, to one gradient per key (contract.md, rules 2 and 8).
+A store that gets gradients in its own memory sums them in that memory. Gradients that are sent, or
+that wait for other ranks, are summed first, to one gradient per key (contract.md, rules 2 and 8).
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ def summed_part(part: c.StepGradients, count: int) -> c.StepGradients:
     """Return gradients of occurrences as one sum for each key that occurs; return other gradients
     unchanged.
 
-    count : number of announced keys; the values of `part.inverse` are below it
+    count : number of announced keys; the values of `part.inverse` are below `count`
     """
     inverse, rows, bags = part.inverse, part.gradients, part.bags
     if inverse is None:

@@ -1,4 +1,5 @@
-"""Values that contain arrays. Two values are equal if all fields are, arrays bit by bit."""
+"""Values that contain arrays. Two values are equal if all their fields are equal; arrays are
+compared bit by bit."""
 
 from dataclasses import fields
 from typing import Any

@@ -20,7 +20,7 @@ def pip_install(extra: str) -> str:
     """Return the command that installs an extra, for error messages.
 
     The metadata of an installation names the extras' packages, so that pip fetches only these
-    packages. A clone is installed again.
+    packages. In a clone, the command installs the clone again.
     """
     if Path(__file__).parents[1].joinpath("pyproject.toml").is_file():
         return f'pip install ".[{extra}]" (in a clone of embstore)'

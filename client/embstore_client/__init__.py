@@ -1,4 +1,4 @@
-"""The client of an embstore server: the store of `embstore.open`, over gRPC.
+"""The client of an embstore server: a store with the methods of `embstore.open`, over gRPC.
 
     from embstore import connect
     with connect("127.0.0.1:50051") as store:
@@ -8,8 +8,8 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
-The package is light: it needs NumPy, gRPC and protobuf. It uses Numba only where Numba is installed
-and gradients are summed.
+The package is light: it needs NumPy, gRPC and protobuf. It uses Numba only to sum gradients, if
+Numba is installed.
 """
 
 from typing import TYPE_CHECKING

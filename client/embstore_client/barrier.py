@@ -1,17 +1,17 @@
 """All shards of a cluster at one barrier: between the same two commands, while no write is running.
 
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
-a command that another shard has not. All shards are asked to pause their writes, and each returns
-its position. Shards that lag are allowed to execute commands up to the position of the others:
-clients repeat refused commands, and no client starts its next command before all shards have
-executed the present one. The lagging shards may fail to reach that position, because tables are
-being created or several clients write one table. Then all pauses are lifted, and requested again
-after a random delay.
+a command that another shard has not executed. All shards are asked to pause their writes, and each
+returns its position. Shards that lag are allowed to execute commands up to the position of the
+other shards: clients repeat refused commands, and no client starts its next command before all
+shards have executed its present command. The lagging shards may fail to reach that position,
+because tables are being created or several clients write one table. In that case all pauses are
+lifted, and requested again after a random delay.
 
 Some commands, such as `assign`, change neither t nor a table nor the resume position of a session.
-Such a command leaves no trace by which two shards could be distinguished, so an unfinished one may
-have been executed by some shards only. It has not been acknowledged, and its client sends it to the
-remaining shards as soon as writes are accepted again.
+Such a command leaves no trace by which two shards could be distinguished. So it is possible that at
+a barrier some shards have executed the command and other shards have not. The command has not been
+acknowledged, and its client sends it to the remaining shards as soon as writes are accepted again.
 """
 
 import random
@@ -34,7 +34,8 @@ _STABLE = 5
 """Tries with one difference, after which no client will finish the command that made it."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
-"""Together longer than the time that a client waits before it repeats a refused command."""
+"""The number of looks at the shards, and the seconds between two looks: together longer than the
+time that a client waits before it repeats a refused command."""
 
 
 def pause_all(
@@ -45,8 +46,8 @@ def pause_all(
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
 ) -> Barrier:
-    """Pause the writes of all shards at one barrier, and return it, with the largest command number
-    and table id of any shard; see `pause_each`."""
+    """Pause the writes of all shards at one barrier, and return the barrier, with the largest
+    command number and table id of any shard; see `pause_each`."""
     found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
         found[0],
@@ -70,7 +71,7 @@ def pause_each(
 
     Parameters
     ----------
-    shards : the executor of each shard itself
+    shards : the executor of each shard alone, not of the cluster
     by, lease_ms : the name and the lease of the pause, as in `Store.pause_writes`
     timeout_s : the timeout of each call
     wait : function that waits for a number of seconds, between two tries
@@ -134,7 +135,8 @@ def _are_alike(found: Sequence[Barrier]) -> bool:
 
 
 def _furthest(found: Sequence[Barrier]) -> Barrier:
-    """Return the position of a shard that has executed every command that any shard has."""
+    """Return the position of a shard that has executed every command that any shard has
+    executed."""
     tables = tuple(
         max(same, key=lambda one: one.t)
         for same in zip(*(one.tables for one in found), strict=True)
@@ -167,7 +169,8 @@ def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | N
 
     Raises
     ------
-    EmbstoreError : the error of the first shard that was not reached; other shards have resumed.
+    EmbstoreError : the error of the first shard that was not reached; the shards that were reached
+        have resumed.
     """
     _of_all(shards, c.ResumeWrites(by), timeout_s)
 

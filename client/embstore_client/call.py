@@ -2,9 +2,9 @@
 
 Every concern between a handle and a connection is a **layer**: an object that is called with a call
 and with the layers below. A layer can change the command on the way down, and the answer on the way
-up. It depends on the parts and the declared properties of the command (`embstore.parts`,
-`embstore.commands`), never on its type. `executor` puts the layers together; a concern is removed
-by removing its layer.
+up. A layer depends on the parts and the declared properties of the command (`embstore.parts`,
+`embstore.commands`), never on the command's type. `executor` puts the layers together; a concern is
+removed by removing its layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ class Call:
     progress: Progress | None = None
     map_version: int = 0
 
-    # Notes of a layer for the layers below
+    # Facts that a layer passes to the layers below
     counts: Mapping[str, int] = field(default_factory=dict)
     """For a command of a step: the number of keys of each table that this client has announced."""
     take: Callable[[Iterator[Answer]], Any] | None = None
-    """Function that makes the result from several answers; None: the last answer is the result.
-    Called once per attempt."""
+    """Function that makes the result from several answers, called once per attempt; None: the last
+    answer is the result."""
     message: Message | None = None
     """The message that carries the arrays; None: a message in the host's memory."""
     reply_bytes: int | None = None

@@ -1,6 +1,6 @@
 """Makes a store of all shards from a connection to one shard, whose map has all addresses.
 
-Every shard is asked for its identity before a row is read. A wrong shard, or a shard with a
+Before a row is read, every shard is asked for its identity. A wrong shard, or a shard with a
 different map, would return initial values for rows that it does not store, and nothing would show
 the mistake. Therefore each shard has to confirm the cluster, the shard number and the version of
 the map. If one shard cannot be reached, the error names it: a store with only some of the rows is
@@ -25,7 +25,8 @@ _THREADS_MAX = 32
 
 
 def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
-    """Return the store of all shards, given a connection to one shard. Closing it closes all.
+    """Return the store of all shards, given a connection to one shard. Closing the returned store
+    closes all connections.
 
     Parameters
     ----------
@@ -33,7 +34,8 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
 
     Raises
     ------
-    EmbstoreError : a shard was not reached, or differs from the map; `store` is closed, too.
+    EmbstoreError : a shard was not reached, or differs from the map. In that case `store` is
+        closed, too.
     """
     info = _info(store)
     shard_map, own = info.shard_map, info.shard

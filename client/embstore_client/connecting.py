@@ -1,8 +1,8 @@
 """Connecting to a server: the choice of the transport, and the first calls.
 
 Arguments are checked before the connection is made, so that a bad argument is an error at once.
-Then the server is asked for its facts (`ServerInfo`). If it does not answer, the client waits for
-`connect_timeout_s`, so a wrong address fails here and not at the first lookup. If the server
+Then the server is asked for its facts (`ServerInfo`), so a wrong address fails here and not at the
+first lookup. If the server does not answer, the client waits for `connect_timeout_s`. If the server
 answers that it is starting, the client waits as long as the server makes progress. A failure that
 waiting cannot mend, such as the address of a REST port, is an error at once.
 
@@ -27,7 +27,8 @@ from embstore_proto.addresses import is_loopback, split_address
 from embstore_proto.narrow import WIRE_DTYPES
 
 CONNECT_TIMEOUT_S = 10.0
-"""Long enough for a server that was just started to listen; short enough for a wrong address."""
+"""Long enough for a server that was just started to begin to listen; short enough for a wrong
+address."""
 
 CALL_TIMEOUT_S = 60.0
 TOKEN_VARIABLE = "EMBSTORE_TOKEN"
@@ -57,10 +58,10 @@ def connect(
     address : "host:port" of the server's gRPC port, or "unix:PATH", its socket on this host. The
         address of any shard stands for the whole cluster: the client connects to the other shards
         at the addresses of the cluster's map, with the same arguments
-    timeout_s : deadline of every call in seconds, including its retries. A server that is starting
-        (compiling its kernels, say) is waited for until it has made no progress for so long
+    timeout_s : deadline of every call in seconds, including its retries. The wait for a server that
+        is starting ends when the server has made no progress for this time
     connect_timeout_s : how many seconds to wait for a server to listen at the address
-    wait : False: a missing server is an error at once; a server that is starting is waited for
+    wait : False: fail at once if no server listens; still wait for a server that is starting
     label : shown in the server's log of slow calls
     tls_ca : PEM file of the certificates to trust; None: no TLS
     tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
@@ -112,7 +113,8 @@ def connect_one(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to this one server only, even if it is a shard; else as `connect`. For operators."""
+    """Connect to this one server only, even if it is a shard. The arguments are as in `connect`.
+    For operators."""
     arguments = {name: value for name, value in locals().items() if name != "token"}
     _check(address, label, transport, wire_dtype)
     checked_seconds(timeout_s, "timeout_s")
@@ -169,7 +171,7 @@ def _is_address(address: Any) -> bool:
 
 
 def _token(given: str | None, address: str, *, is_safe: bool) -> str:
-    """Return the token for calls, "" for none. It is a secret: no message contains it."""
+    """Return the token for calls, "" for none. The token is a secret: no message contains it."""
     token = os.environ.get(TOKEN_VARIABLE, "") if given is None else given
     if not _is_plain(token):
         raise InvalidArgumentError(

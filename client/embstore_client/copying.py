@@ -1,9 +1,9 @@
 """Large copies to shared memory, by two threads: one thread does not use the full bandwidth.
 
 Measured on two cores, with 13.6 MB of gradients: 0.91 ms with one thread, 0.47 ms with two.
-Starting a thread takes some 60 microseconds, so the caller alone makes smaller copies. It also
-copies alone if no thread can be started, as at the end of an interpreter. Rejected: a permanent
-thread. It would not outlive the main thread, and would not exist in a forked process.
+Starting a thread takes some 60 microseconds, so the caller alone makes smaller copies. The caller
+also copies alone if no thread can be started, for example when the interpreter ends. Rejected: a
+permanent thread, which would not outlive the main thread, and would not exist in a forked process.
 """
 
 import os
@@ -18,7 +18,7 @@ SHARED_BYTES = 4 << 20
 
 
 def copy(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy an array to another of the same shape and dtype. Any thread."""
+    """Copy an array to another array of the same shape and dtype. Any thread."""
     half = len(source) // 2 if source.ndim else 0
     if source.nbytes < SHARED_BYTES or not half or (os.cpu_count() or 1) < 2:
         np.copyto(target, source)

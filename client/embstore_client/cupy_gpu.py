@@ -1,7 +1,7 @@
 """A server's GPU memory, opened by CuPy: `OpenSegment` and `Gpu` of device_segment.py.
 
 The memory is opened on the GPU where it is allocated. This process must see that GPU
-(CUDA_VISIBLE_DEVICES), because the server's event can only be recorded in one of its streams.
+(CUDA_VISIBLE_DEVICES), because the server's event can only be recorded in a stream of that GPU.
 Copies from and to another GPU of this process need peer access between the two GPUs. Without it
 CUDA would copy through the host, so such copies are refused.
 
@@ -118,7 +118,8 @@ class CupySegment:
         self._check_capture(self._stream.ptr)  # a library may have included it in a capture
 
     def follow_current(self) -> None:
-        """See `OpenSegment`. Follows the current streams of the thread's GPU and the segment's."""
+        """See `OpenSegment`. Follows the current streams of the thread's GPU and of the segment's
+        GPU."""
         for device in {cuda.getDevice(), self.ordinal}:
             self._follow_current(device)
 
@@ -130,7 +131,8 @@ class CupySegment:
         self._after(stream, self._stream.ptr, device)
 
     def _ask_library(self, array: Any, device: int) -> None:
-        """Have our stream follow the stream that a library uses now; only DLPack can do so."""
+        """Have the segment's stream follow the stream that a library uses now, which is possible
+        only by DLPack."""
         try:
             if device == self.ordinal:
                 array.__dlpack__(stream=self._stream.ptr)
@@ -138,14 +140,15 @@ class CupySegment:
             with cupy.cuda.Device(device):  # a library accepts only streams of its array's GPU
                 theirs = cupy.cuda.Stream(non_blocking=True)
                 array.__dlpack__(stream=theirs.ptr)
-        except Exception as exc:  # any that a library raises
+        except Exception as exc:  # any error of the library
             raise InvalidArgumentError(
                 f"expected an array that its library exports by DLPack: {exc}"
             ) from exc
         self._after(theirs.ptr, self._stream.ptr, device)
 
     def _after(self, first: int, then: int, device: int) -> None:
-        """Have later work of stream `then` wait for the present work of `first`, on `device`."""
+        """Have later work of the stream `then` wait for the present work of the stream `first`, on
+        `device`."""
         with cupy.cuda.Device(device):
             event = cupy.cuda.Event(disable_timing=True)
             cuda.eventRecord(event.ptr, first)
@@ -159,7 +162,8 @@ class CupySegment:
             )
 
     def _device_of(self, array: Any) -> int:
-        """Return the GPU of an array; refuse it if the segment's GPU cannot copy from there."""
+        """Return the GPU of an array; refuse the array if the segment's GPU cannot copy from that
+        GPU."""
         interface = array.__cuda_array_interface__
         if 0 in interface["shape"]:
             return self.ordinal

@@ -1,16 +1,16 @@
 """The layer for calls with arrays in a GPU's memory: it finds these arrays, and sends the calls.
 
 The server shares its GPU's memory (`device_segment`). This layer does not make keys unique and does
-not sum gradients: the server does both on the GPU, where the arrays are. Such a call therefore
-bypasses the layers below. If one array of a call is on the device, its rows are returned there,
-too: in `out`, or lent, as arrays in the shared memory itself. The call's arrays on the host
-(counts, offsets of bags, keys) are sent as usual.
+not sum gradients: the server makes keys unique and sums on the GPU, where the arrays are. Such a
+call therefore bypasses the layers below. If one array of a call is on the device, the call's rows
+are returned on the device, too: in `out`, or lent (as arrays in the shared memory itself). The
+call's arrays on the host (counts, offsets of bags, keys) are sent as usual.
 
 The gradients of a step can be on the device, as gradients of keys, occurrences or bags. If the
-session has several ranks, the server copies the gradients to the host, where it adds those from all
-ranks. The rows of a step are returned on the device if `out` is `ON_DEVICE` (they are lent then) or
-arrays on the device. They are sent in one message, when all earlier steps are finished: early rows
-would have to be joined with the late ones on the device.
+session has several ranks, the server copies the gradients to the host, where it adds the gradients
+of all ranks. The rows of a step are returned on the device if `out` is `ON_DEVICE` (in this case
+they are lent), or if `out` has arrays on the device. These rows are sent in one message, when all
+earlier steps are finished: early rows would have to be joined with late rows on the device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,9 +47,9 @@ class OnDevice:
     def __call__(self, call: Call, below: Below) -> Any:
         """Execute a call.
 
-        Raises InvalidArgumentError if a command that takes no arrays on a device has some; if
-        outputs do not fit, or are partly on the host; or if `wire_dtype` has two bytes, which is
-        for networks.
+        Raises InvalidArgumentError if a command that takes no arrays on a device has such arrays;
+        if outputs do not fit, or are partly on the host; or if `wire_dtype` has two bytes, because
+        only networks need that.
         """
         command: Any = call.command
         is_of_step = command.reads is Reads.OF_STEP
@@ -78,7 +78,7 @@ class OnDevice:
 
     def _step_shapes(self, call: Call) -> Shapes:
         """Return the shapes of a step's rows; {} if this client has not announced the step, in
-        which case the server allocates their memory."""
+        which case the server allocates memory for the rows."""
         parts, counts = tables_of(call.command), call.counts
         if parts:
             named = [part for part in parts if part.table in counts]
@@ -88,7 +88,7 @@ class OnDevice:
 
 def are_on_device(out: Any) -> bool:
     """Return whether outputs of a step's rows are in a device's memory: new arrays (`ON_DEVICE`),
-    arrays that a function makes, or arrays that are given by table."""
+    arrays that a function makes, or arrays by table."""
     if out is ON_DEVICE or callable(out):
         return True
     return isinstance(out, Mapping) and any(map(is_on_device, out.values()))
@@ -105,7 +105,8 @@ def check_exact(wire_dtype: str) -> None:
 
 
 def _has_some(call: Call) -> bool:
-    """Return whether an array of a call is on a device; refuse it if the command takes none."""
+    """Return whether an array of a call is on a device; refuse such a call if its command takes no
+    arrays on a device."""
     command = call.command
     is_taken = type(command) in _ON_DEVICE
     arrays = list(call.out or ()) if is_taken else []
@@ -120,7 +121,7 @@ def _has_some(call: Call) -> bool:
 
 @contextmanager
 def _named(command: Any) -> Iterator[None]:
-    """Have an error about arrays name the call's first table or, for a step's rows, the step."""
+    """Make errors about arrays name the first table of the call or, for a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:

@@ -1,6 +1,8 @@
-"""Messages whose arrays are in a GPU's memory: where the arrays are put, and the rows are found.
+"""Messages whose arrays are in a GPU's memory: they copy the arrays to the server, and return the
+rows.
 
-The server shares the GPU's memory (`device_segment`). Arrays on the host are the payload.
+The server shares the GPU's memory (`device_segment`). Arrays on the host are the payload of the
+message.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +78,7 @@ class DeviceMessage(Message):
         return frames.on_device(byte_count)
 
     def _follow(self, segment: OpenSegment) -> None:
-        """Have the copies, and the segment's next use, wait for the caller's streams."""
+        """Make the copies, and the next use of the segment, wait for the caller's streams."""
         segment.follow(
             [array for array, _ in self._arrays] + [o for o in self.outs if o is not None]
         )
@@ -89,7 +91,7 @@ class DeviceMessage(Message):
         return _Rows(segment, self.outs, lend)
 
     def total_bytes(self, header: bytes) -> int:
-        """Refuse to be sent without shared memory, as do all methods for a network."""
+        """Refuse to be sent without shared memory. All methods for a network refuse this."""
         self._refuse()
 
     def joined(self, header: bytes) -> bytes:
@@ -111,7 +113,7 @@ class StepMessage(DeviceMessage):
 
     def _follow(self, segment: OpenSegment) -> None:
         super()._follow(segment)
-        if not self.outs or any(own is None for own in self.outs):  # rows that are lent
+        if not self.outs or any(own is None for own in self.outs):  # some rows are lent
             segment.follow_current()
 
     def _refuse(self) -> NoReturn:
@@ -128,7 +130,8 @@ class _Rows:
         self._outs = iter(outs)
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of the answer: the caller's output, filled, or one in the segment."""
+        """Return an array of the answer: the caller's output, filled, or an array in the
+        segment."""
         if place.end > self._segment.byte_count:
             raise InvalidArgumentError(
                 f"{what}: expected rows in the GPU's memory, found them outside"

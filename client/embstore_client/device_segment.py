@@ -1,25 +1,26 @@
 """GPU memory that a server shares with this process: opening, writing, reading and closing it.
 
-`embstore_proto.device_segment` describes the frames. A connection has at most one segment. It is
-open from the moment when the server's handles arrive. It is closed when the next segment replaces
-it, or when the connection has ended and no array in it is left. The segment's tether, a socket that
-keeps it alive, is closed after that, so that the server never frees memory that is open here.
+`embstore_proto.device_segment` describes the frames. A connection has at most one segment. A
+segment is open from the moment when the server's handles arrive. It is closed when the next segment
+replaces it, or when the connection has ended and no array in the segment is left. Then the
+segment's tether (a socket that keeps the segment alive) is closed. So the server never frees memory
+that is open here.
 
-**Streams.** Copies run in a stream of our own, on the server's GPU, even if the trainer computes on
-another GPU. This stream waits for the streams in which the arrays of a call are made, copies the
-arrays, and records the server's event. Rows are complete when the answer arrives. Rows for `out`
-are copied in the same stream, and the stream of `out` waits for it. If an array names no stream, as
-with PyTorch, its library is asked for the order by DLPack, and this process waits for a copy into
-such an array.
+**Streams.** Copies run in a stream of this module, on the server's GPU, even if the trainer
+computes on another GPU. This stream waits for the streams in which the arrays of a call are made,
+copies the arrays, and records the server's event. Rows are complete when the answer arrives. Rows
+for `out` are copied in the same stream, and the stream of `out` waits for the copy. If an array
+names no stream, as with PyTorch, this module asks the array's library, by DLPack, to run the copy
+after the library's work. This process then waits for a copy into such an array.
 
-**Rows that are lent** are arrays in the segment itself, and the segment is free when the last such
-array is deleted. GPUs run asynchronously to Python: queued work on these rows may still run at that
-moment. The next call over the connection waits for the streams of its own arrays. Lent rows are
-therefore for a trainer that uses them in the stream in which it makes its next keys or gradients. A
-trainer with several streams that do not wait for each other passes `out`. A lookup of a step has no
-arrays of its own on the device, and waits for CuPy's current stream instead.
+**Rows that are lent** are arrays in the segment itself, and the segment can be used again when the
+last such array is deleted. GPUs run asynchronously to Python: queued work on these rows may still
+run at that moment. The next call over the connection waits for the streams of its own arrays.
+Therefore a trainer must use lent rows in the stream in which it makes its next keys or gradients. A
+trainer with several streams that do not wait for each other must pass `out`. A lookup of a step has
+no arrays of its own on the device, and waits for CuPy's current stream instead.
 
-Only the module `cupy_gpu` uses CuPy. It is imported when the first call needs it.
+Only the module `cupy_gpu` uses CuPy. This module is imported when the first call needs it.
 """
 
 import os
@@ -36,21 +37,21 @@ from embstore_proto.device_segment import Handles
 
 
 class OpenSegment(Protocol):
-    """Memory of another process's GPU, opened. One thread at a time, except for `close`."""
+    """Opened memory of another process's GPU. One thread at a time, except for `close`."""
 
     byte_count: int
     device: str
     """The GPU of the memory, as this process names it: "cuda:1"."""
 
     def follow(self, arrays: Sequence[Any]) -> None:
-        """Have copies wait for the work that is queued by now in the streams of arrays.
+        """Make copies wait for the work that is queued by now in the streams of arrays.
 
         Raises InvalidArgumentError if the library of an array does not export it, or if the stream
         of an array is being captured.
         """
 
     def follow_current(self) -> None:
-        """Have copies wait for the work that is queued by now in CuPy's current stream.
+        """Make copies wait for the work that is queued by now in CuPy's current stream.
 
         Raises InvalidArgumentError if that stream is being captured.
         """
@@ -62,7 +63,8 @@ class OpenSegment(Protocol):
         """Record the server's event after all copies so far."""
 
     def read(self, place: Place, out: Any) -> None:
-        """Copy an array of the segment into a caller's array, before that array's later work."""
+        """Copy an array of the segment into a caller's array, before later work on the caller's
+        array."""
 
     def lent(self, place: Place, owner: object) -> Any:
         """Return an array in the segment itself, which keeps `owner` alive."""
@@ -71,7 +73,7 @@ class OpenSegment(Protocol):
         """Return a copy of an array of the segment, in memory of this process."""
 
     def close(self) -> None:
-        """Wait for the copies, and close memory and event. Any thread."""
+        """Wait for the copies, and close the memory and the event. Any thread."""
 
 
 class Gpu(Protocol):
@@ -80,8 +82,8 @@ class Gpu(Protocol):
     def open(self, handles: Handles, name: str | None = None) -> OpenSegment:
         """Open a server's memory.
 
-        Raises InvalidArgumentError if this process does not see the memory's GPU or names it
-        otherwise than `name`, or if CUDA refuses.
+        Raises InvalidArgumentError if this process does not see the memory's GPU, or has another
+        name than `name` for it, or if CUDA refuses.
         """
 
 
@@ -99,8 +101,9 @@ def opened_gpu() -> Gpu:
 
 
 def check_is(device: str, name: str | None) -> None:
-    """Refuse a server's GPU that is not the GPU `name`; None accepts any. This is checked before
-    anything is opened there, which would take a CUDA context of some hundred MB."""
+    """Refuse a server's GPU that is not the GPU `name`; None accepts any GPU. This is checked
+    before anything is opened on the GPU, because opening takes a CUDA context of some hundred
+    MB."""
     if name not in (None, device):
         raise InvalidArgumentError(
             f"expected arrays on {device}, which has the server's rows, found them on {name}; "
@@ -113,16 +116,16 @@ class DeviceSide:
 
     def __init__(self) -> None:
         self.segment: OpenSegment | None = None
-        self._tether = -1  # a number: an object could be finalized before this one
+        self._tether = -1  # a number: a socket object could be finalized before this object
         self._process = os.getpid()
 
     def __del__(self) -> None:
         self.close()
 
     def take(self, body: bytes, descriptor: int, name: str | None = None) -> OpenSegment:
-        """Open the memory that a frame describes, in place of the open one.
+        """Open the memory that a frame describes, and close the memory that was open.
 
-        `descriptor` is its tether; `name` is as in `Gpu.open`.
+        `descriptor` is the tether of the new memory; `name` is as in `Gpu.open`.
         """
         self.close()
         if descriptor < 0:
@@ -138,8 +141,8 @@ class DeviceSide:
         return segment
 
     def close(self) -> None:
-        """Close the segment, then its tether. Any thread. In a forked child this does nothing: both
-        belong to the parent."""
+        """Close the segment, then its tether. Any thread. In a forked child this does nothing:
+        segment and tether belong to the parent."""
         if os.getpid() != self._process:
             return
         segment, self.segment = self.segment, None

@@ -64,7 +64,7 @@ class RemoteExecutor:
 
     @property
     def info(self) -> ServerInfo | None:
-        """The facts that the server returned last; None: it has not been asked yet."""
+        """The facts that the server returned last; None: the server has not been asked yet."""
         return self.transport.info
 
     @kept
@@ -79,7 +79,7 @@ class RemoteExecutor:
     ) -> R:
         """Execute a command on the server; see `embstore.commands.Executor`.
 
-        Raises DeadlineError if the server did not answer in time; otherwise the server's error.
+        Raises DeadlineError if the server did not answer in time; or the server's own error.
         """
         call = Call(checked(command), out, timeout_s, progress, map_version)
         result: R = self._execute(call)

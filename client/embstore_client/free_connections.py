@@ -1,9 +1,9 @@
-"""The shared-memory connections that no call uses; connections with a device segment are separate.
+"""The shared-memory connections that no call uses. Those with a device segment are kept apart.
 
 Requesting and opening a device segment takes longer than a call, and longer than a new connection.
-So a call with arrays in the GPU's memory takes a connection that has a segment, and other calls
-leave these connections alone. Otherwise a loop would have to open a segment whenever the thread
-that reads its batches has taken the loop's connection.
+So a call with arrays in the GPU's memory takes a connection that has such a segment, and other
+calls never take it. Otherwise a loop would have to open a segment whenever the thread that reads
+its batches has taken the loop's connection.
 
 All methods can run in any thread at any moment, also when the garbage collector deletes an array.
 """
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=_HasDevice)
 
 
 class FreeConnections(Generic[C]):
-    """Free connections; the most recently used one is taken first."""
+    """Free connections; the most recently used connection is taken first."""
 
     def __init__(self) -> None:
         self._plain: deque[C] = deque()
@@ -39,8 +39,9 @@ class FreeConnections(Generic[C]):
         return True
 
     def take(self, *, on_device: bool = False) -> C | None:
-        """Return a free connection, or None if there is none. A call without arrays in a GPU's
-        memory gets a connection without a segment; a call with such arrays gets one of any kind."""
+        """Return a free connection, or None if no connection is free. A call without arrays in a
+        GPU's memory gets a connection without a device segment; a call with such arrays can get any
+        connection."""
         for free in (self._with_segment, self._plain) if on_device else (self._plain,):
             try:
                 return free.pop()

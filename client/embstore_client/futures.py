@@ -1,4 +1,4 @@
-"""A store whose calls return at once, as futures for which threads wait and which tasks await.
+"""A store whose calls return futures at once; threads can wait for them, and tasks can await them.
 
     with connect(address) as store, background(store) as behind:
         ads = behind.of(store.table("ads"))
@@ -10,20 +10,20 @@
         ads = await store.table("ads")
         rows = await ads.lookup(keys)
 
-A verb does the same as in `Store` or `Table`, but in a thread of a pool: a call of the transport
-blocks its thread, and the transports accept calls of many threads. The event loop is only notified
-of the end of a call. The declarations below state which verbs are executed in order; a verb that is
-not declared is executed in order.
+A verb does the same as in `Store` or `Table`, but in a thread of a pool, because a call of the
+transport blocks its thread. The transports accept calls of many threads. The event loop is only
+notified when a call ends. The declarations below state which verbs are executed in order; a verb
+that is not declared is executed in order.
 
 **Order.** A call begins when it is made, whether it is awaited or not. Calls that change something
 are executed one after the other, in the order in which they were made, so an update is acknowledged
-before the next update is sent. Lookups and other verbs that only read run concurrently with them,
-in any order: await an update before the lookup that has to see it. The arrays of a call must not
-change until the call is done.
+before the next update is sent. Lookups and other verbs that only read run concurrently with these
+calls, in any order: await an update before the lookup that has to see it. The arrays of a call must
+not change until the call is done.
 
 **Cancelling** a call, or the task that awaits it, drops the call if it has not begun; in that case
-it was not sent. A call that has begun is completed, and its result is dropped. A callback of a call
-runs in the store's thread, so it must not wait for another call.
+the call was not sent. A call that has begun is completed, and its result is dropped. A callback of
+a call runs in the store's thread, so it must not wait for another call.
 
 **Bounds.** At most `threads` calls read concurrently, and one call writes. At most CALLS_MAX calls
 are unfinished at a time. A further call is refused (OverloadedError): await some calls first.
@@ -47,7 +47,7 @@ from embstore_client.connecting import connect
 CALLS_MAX = 1024
 """The maximum number of calls of one store, running or waiting; each keeps its arrays in memory."""
 THREADS = 8
-"""Concurrent reads: more than a server executes at once, so that it always has a next one."""
+"""Concurrent reads: more than a server executes at once, so that it always has a next read."""
 
 _CLOSED = "the store is closed; connect again"
 
@@ -77,7 +77,8 @@ class Calls:
         self._is_closed = False
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
-        """Have a thread execute a call; if `in_order`, after all earlier calls in order."""
+        """Have a thread execute a call; if `in_order`, after all earlier calls that are executed in
+        order."""
         if not self._room.acquire(blocking=False):
             raise OverloadedError(
                 f"{CALLS_MAX} calls of this store are in flight: await some first"
@@ -95,18 +96,19 @@ class Calls:
                 self._waiting.remove(call)
                 self._room.release()
                 raise
-        turn.add_done_callback(lambda _: self._room.release())  # its arrays are released
+        turn.add_done_callback(lambda _: self._room.release())  # the call has released its arrays
         return call
 
     def _in_turn(self, call: "Call[R]", verb: Callable[[], R]) -> None:
         with self._lock:
-            is_own = call in self._waiting  # else `end` has answered it
+            is_own = call in self._waiting  # else `end` has answered the call
             self._waiting.discard(call)
         if is_own and call.set_running_or_notify_cancel():
             _finish(call, verb)
 
     def end(self, *, cancel: bool) -> None:
-        """Begin no further call. `cancel`: calls that have not begun fail with StoreClosedError."""
+        """Begin no further call. If `cancel`, calls that have not begun fail with
+        StoreClosedError."""
         with self._lock:
             self._is_closed = True
             given_up, self._waiting = (self._waiting, set()) if cancel else (set(), self._waiting)
@@ -117,13 +119,14 @@ class Calls:
                 call.set_exception(StoreClosedError(_CLOSED))
 
     def join(self) -> None:
-        """Wait for the calls that have begun, after `end`."""
+        """Wait for the calls that have begun. To be called after `end`."""
         for pool in (self._in_order, self._unordered):
             pool.shutdown()
 
 
 class TracedCalls(Calls):
-    """Calls that belong to the trace span in which they are made, not to the pool's threads."""
+    """Calls whose trace span is the span in which they are made, not a span of the pool's
+    threads."""
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
         """Do as `Calls.begin`."""
@@ -180,7 +183,7 @@ def unordered(
 def in_order(
     verb: Callable[Concatenate[H, P], R],
 ) -> Callable[Concatenate[_Behind[H], P], Call[R]]:
-    """Declare a verb that is executed after all earlier calls of verbs declared so."""
+    """Declare a verb that is executed after all earlier calls of verbs that `in_order` declares."""
     return _verb(verb, in_order=True)
 
 
@@ -213,7 +216,7 @@ class BackgroundTable(_Behind[Table]):
 
     @property
     def table_id(self) -> int:
-        """The number of this table in the store."""
+        """The id of this table in the store."""
         return self._handle.table_id
 
     def __repr__(self) -> str:
@@ -245,8 +248,8 @@ class BackgroundTable(_Behind[Table]):
 class BackgroundStore(_Behind[Store]):
     """The verbs of a `Store`, each of which returns a `Call` at once. Any thread.
 
-    Leaving its with block waits for the unfinished calls. Sessions are used from threads: a run of
-    `Store.run` sends and receives in the background by itself.
+    Leaving its with block waits for the unfinished calls. Use sessions from threads: the run that
+    `Store.session` returns sends and receives in the background by itself.
     """
 
     _for_threads = frozenset({"run", "session"})
@@ -314,9 +317,9 @@ class BackgroundStore(_Behind[Store]):
 
 
 def background(store: Store, *, threads: int = THREADS) -> BackgroundStore:
-    """Return a store's verbs as futures. Its with block waits for the unfinished calls, and leaves
-    the store open. An embedded store executes one call at a time anyway, but the caller need not
-    wait.
+    """Return an object with the verbs of a store, which return futures. The with block of the
+    returned object waits for the unfinished calls, and leaves the store open. An embedded store
+    executes one call at a time, but the caller need not wait for the call.
 
     threads : the number of calls that can read concurrently
     """
@@ -336,7 +339,7 @@ class connect_async:  # noqa: N801 - it is called like the function `connect`
 
     Raises
     ------
-    The errors of `connect`, when it is awaited.
+    The errors of `connect`, when the object is awaited.
     """
 
     def __init__(self, address: str, *, threads: int = THREADS, **options: Any) -> None:
@@ -353,7 +356,7 @@ class connect_async:  # noqa: N801 - it is called like the function `connect`
             return BackgroundStore(await opening, self._calls)
         except BaseException:
             self._calls.end(cancel=False)
-            opening.add_done_callback(_close_late)  # its caller no longer waits for it
+            opening.add_done_callback(_close_late)  # no caller waits for the store any more
             raise
 
     async def __aenter__(self) -> BackgroundStore:

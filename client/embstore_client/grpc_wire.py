@@ -1,13 +1,13 @@
 """Calls over gRPC: unary or streamed.
 
-**Size.** A message of up to UNARY_BYTES is sent in a unary call. A larger message, or one whose
-reply will be larger, is sent as a stream of chunks. A server with a lower limit returns it in its
-GetServerInfo. Measured on two cores: at 5 MiB a unary call is a tenth faster than a stream, at 16
-MiB they are equal, and at 64 MiB a stream is three times as fast.
+**Size.** A message of up to UNARY_BYTES is sent in a unary call. A larger message, or a message
+whose reply will be larger, is sent as a stream of chunks. A server with a lower limit returns that
+limit in GetServerInfo. Measured on two cores: at 5 MiB a unary call is a tenth faster than a
+stream, at 16 MiB they are equal, and at 64 MiB a stream is three times as fast.
 
-gRPC reconnects by itself, in the background, and a call waits for the connection within its
-deadline. Before the first connection a call does not wait: the reason is reported (`unreached`),
-and the caller decides.
+gRPC reconnects by itself, in the background, and a call waits for the connection until the call's
+deadline. Before the first connection a call does not wait: it reports why there is no connection
+(`unreached`), and the caller decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # each channel has its own connection
-    ("grpc.enable_retries", 0),  # the transport retries itself: its retries carry an origin
+    ("grpc.enable_retries", 0),  # the transport makes the retries, and each carries an origin
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # detects a peer that vanished silently
@@ -59,8 +59,8 @@ class GrpcWire:
         token: str = "",
         traceparent: Callable[[], str] | None = None,
     ) -> None:
-        """`traceparent` is called at each call for the W3C id of the current trace span, "" if
-        there is none."""
+        """For each call, `traceparent` returns the W3C id of the current trace span, "" if there is
+        no span."""
         said = {"embstore-client": label, "authorization": f"Bearer {token}" if token else ""}
         self._metadata = tuple((key, value) for key, value in said.items() if value)
         if tls is None:
@@ -75,7 +75,8 @@ class GrpcWire:
         self._is_closed = False
 
     def connected(self, info: ServerInfo) -> None:
-        """Note the largest unary message of the server, less room for a reply's header."""
+        """Note the size of the largest unary message of the server, less the size of a reply's
+        header."""
         self._was_connected = True
         limit = info.server.unary_bytes_max if info.server else UNARY_BYTES
         self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)
@@ -101,7 +102,7 @@ class GrpcWire:
         raise exc
 
     def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
-        """Return why there is no connection, and the error if waiting cannot mend it."""
+        """Return why there is no connection, and an error if waiting cannot help."""
         from embstore_client.unreached import why_unreached  # here: it imports ssl
 
         why = why_unreached(self._address, self._tls)
@@ -156,8 +157,8 @@ class GrpcWire:
     def _stream(
         self, name: str, framed: Framed, reply_bytes: int, options: dict[str, Any]
     ) -> memoryview:
-        """Send and receive chunks. A side that has only one chunk is called as unary: the bytes
-        sent are the same, and gRPC needs no thread or queue for it."""
+        """Send and receive chunks. If a side has only one chunk, gRPC is called as if that side
+        were unary: the bytes sent are the same, and gRPC needs no thread or queue for that side."""
         channel = self._channel
         if framed.total_bytes <= frame.CHUNK_BYTES:
             (request,) = framed.chunks()
@@ -174,7 +175,7 @@ class GrpcWire:
     def _method(self, name: str, make: Callable[..., Any]) -> Any:
         place = (name, make.__name__)
         method = self._methods.get(place)
-        if method is None:  # two threads may both make it; either result works
+        if method is None:  # two threads may make it concurrently; both results work
             method = self._methods[place] = make(_SERVICE + name)
         return method
 

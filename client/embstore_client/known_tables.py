@@ -1,10 +1,11 @@
-"""The layer of known ids: it replaces table names by ids, and remembers tables as last described.
+"""The layer of known ids: it adds a table's id to its name, and remembers the descriptions of
+tables.
 
 A client needs some facts of a table before it sends a command. Ids, dims and seeds do not change,
-so a table is requested only once. A command that names a table without an id is sent with the id
-that the name had when it was last described, so that arrays computed from the table's dim or seed
-are right. If the name belongs to another table by now, the command is prepared again and sent once
-more.
+so a client asks for a table only once. A command that names a table without an id is sent with the
+id that the name had when the server last described the table, so that arrays computed from the
+table's dim or seed are right. If the name belongs to another table by now, the command is prepared
+again and sent once more.
 """
 
 from collections.abc import Callable
@@ -30,14 +31,14 @@ class KnownTables:
         self._seen: dict[str, TableDescription] = {}
 
     def find(self, name: str, table_id: int | None) -> TableDescription:
-        """Return a table as it was last seen. Another thread can forget it concurrently."""
+        """Return a table as it was last seen. Another thread can forget the table concurrently."""
         seen = self._seen.get(name)
         if seen is None or (table_id is not None and seen.table_id != table_id):
             seen = self.look_again(name, table_id)
         return seen
 
     def look_again(self, name: str, table_id: int | None) -> TableDescription:
-        """Ask the server for a table, and return it as it is now."""
+        """Ask the server for a table, and return the table as it is now."""
         found = self._ask(c.GetTable(name, table_id))
         self._seen[name] = found
         return found
@@ -82,7 +83,7 @@ class KnownTables:
         return send(again)
 
     def _with_id(self, part: Any) -> Any:
-        if getattr(part, "table_id", 0) is not None:  # it is given, or known to the session
+        if getattr(part, "table_id", 0) is not None:  # the id is given, or the session knows it
             return part
         return replace(part, table_id=self.find(part.table, None).table_id)
 

@@ -1,18 +1,19 @@
 """The layer of members: the facts that this client keeps about its members of sessions.
 
 A member is the secret by which a rank is known in its calls. A call of a step may wait for other
-ranks. Its deadline is therefore the connection's timeout plus the session's `rank_timeout_ms`, as
-the server returned it when the member joined: if a rank has failed, the server names it
-(RankFailedError) before the deadline passes. In a session of one rank the deadline is the
-connection's timeout alone, so a server that has ended is detected as by any other call. A lost call
-is sent again, since the server identifies each call by member and step.
+ranks. The call's deadline is therefore the connection's timeout plus the session's
+`rank_timeout_ms`, which the server returned when the member joined. If a rank has failed, the
+server names that rank (RankFailedError) before the deadline passes. In a session of one rank the
+deadline is the connection's timeout alone, so a call of a step detects a server that has ended as
+soon as other calls do. A lost call is sent again, since the server identifies each call by member
+and step.
 
 A session exists only in the server's process. After a restart the next call raises
 SessionExpiredError, and has changed nothing. The exception is a call that finishes a step: if the
-server ended during one of its attempts, it raises OutcomeUnknownError. No step can be applied twice
-or left out: open the session's name again, and continue after the `last_step` that it then has,
-which is the last step of the server's last commit. Rows looked up and keys announced for later
-steps are void.
+server ended during one of the call's attempts, the call raises OutcomeUnknownError. No step can be
+applied twice or left out: open the session's name again, and continue after the session's new
+`last_step`, which is the last step of the server's last commit. Rows looked up and keys announced
+for later steps are void.
 """
 
 from collections import Counter
@@ -30,7 +31,8 @@ class Place:
     """The facts that this client keeps about one member."""
 
     rank_timeout_s: float = 0.0
-    """0 for a member that another client has joined, until the server returns the value."""
+    """The session's `rank_timeout_ms` in seconds; 0 for a member that another client has joined,
+    until the server returns the value."""
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
     """The number of keys by table, in announced order, of each announced, unfinished step."""
 
@@ -47,7 +49,7 @@ class Members:
         """`timeout_s` is the timeout of the connection."""
         self._timeout_s = timeout_s
         self.places: dict[str, Place] = {}
-        """By member, until the member leaves or its session has expired."""
+        """The facts by member, until the member leaves or its session has expired."""
         self._writes: Counter[str] = Counter()
 
     def timeout_s(self, member: str) -> float:
@@ -56,7 +58,8 @@ class Members:
         return self._timeout_s + (place.rank_timeout_s if place is not None else 0.0)
 
     def writes(self, member: str) -> int:
-        """Return how many commands outside of any step of a member may have written rows."""
+        """Return the number of a member's commands, sent outside of steps, that may have written
+        rows."""
         return self._writes[member]
 
     def __call__(self, call: Call, below: Below) -> Any:

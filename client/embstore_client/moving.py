@@ -4,25 +4,26 @@ The program that changes a cluster has a connection to each shard, and one locat
 recorded durably. Every change has the same phases (`switch`):
 
     pause     all shards pause their writes, at one barrier
-    prepare   the new map is prepared: a new shard starts at the position of the others (`join`);
+    prepare the new map is prepared: a new shard starts at the position of the other shards
+    (`join`);
               the last writes are copied (`move`)
-    record    the new map is recorded: from here on it is the cluster's
-    give      every shard gets it, and takes writes again
+    record    the new map is recorded: from here on it is the map of the cluster
+    give      every shard gets the new map, and takes writes again
 
 A failure before `record` changes nothing: writes resume. If the program ends during `record` or
 later, shards stay paused until `resolve` is called with the recorded map, old or new. A shard that
 is restarted gets the map from the process that starts it.
 
-**Partitions are moved in rounds.** Scans copy their written rows to shards that do not own the
-partitions yet, so no client reads the copies. The first round copies all rows. Each further round
-copies the rows written since the round before, until they are few. The last rows are copied while
-writes are paused. Then the old and the new owner must have equal leaves of the digest in these
-partitions; otherwise nothing is moved.
+**Partitions are moved in rounds.** Scans copy the written rows of the partitions to their next
+owners. A shard does not own these partitions yet, so no client reads the copies. The first round
+copies all rows. Each further round copies the rows written since the round before, until they are
+few. The last rows are copied while writes are paused. Then the old and the new owner must have
+equal leaves of the digest in these partitions; otherwise nothing is moved.
 
-**Rows that stay at the old owner.** A shard that loses a partition keeps its rows, but they are
-ignored: scans leave them out, and digests cover only owned partitions. If the partition returns to
-that shard, the kept rows are deleted first, since the new owner may have deleted some of them in
-the meantime.
+**Rows that stay at the old owner.** A shard that loses a partition keeps the partition's rows, but
+they are ignored: scans leave them out, and digests cover only owned partitions. If the partition
+returns to that shard, the kept rows are deleted first, since the new owner may have deleted some of
+them in the meantime.
 """
 
 import os
@@ -53,14 +54,14 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.barrier import pause_all, resume_all
 
 FEW_ROWS = 1 << 16
-"""When fewer rows than this were written since the last round, they are copied while writes are
+"""If fewer rows than this were written since the last round, these rows are copied while writes are
 paused."""
 ROUNDS_MAX = 8
 _LONG_S = 3600.0
 """The timeout in seconds of a call that reads or writes all rows of a shard."""
 LABELS = "embstore-move"
 """The folder of the labels that a move keeps. Retention counts labels by folder, so these labels
-push out no labels of other folders."""
+displace no labels of other folders."""
 
 Record = Callable[[ShardMap], Any]
 """A function that records the map durably. If it raises, the map may be recorded or not."""
@@ -76,7 +77,7 @@ def switch(
     by: str,
     prepare: Callable[[Barrier], Any] = lambda barrier: None,
 ) -> None:
-    """Have all shards adopt a new map at one barrier, also shards that leave with it.
+    """Have all shards adopt a new map at one barrier, also shards that are not in the new map.
 
     Parameters
     ----------
@@ -85,13 +86,14 @@ def switch(
 
     Raises
     ------
-    EmbstoreError : nothing has changed, if it was raised before `record`; else see `resolve`.
+    EmbstoreError : if the error was raised before `record`, nothing has changed; else see
+        `resolve`.
     """
     barrier = pause_all(shards, by)
     try:
         prepare(barrier)
     except BaseException:
-        with suppress(EmbstoreError):  # if a shard is unreachable, `resolve` resumes it
+        with suppress(EmbstoreError):  # `resolve` resumes a shard that is unreachable now
             resume_all(shards, by)
         raise
     record(shard_map)
@@ -99,11 +101,13 @@ def switch(
 
 
 def give(shards: Iterable[Executor], shard_map: ShardMap) -> None:
-    """Give shards a map that is recorded. Shards that have it already, or a newer one, keep theirs.
+    """Give shards a map that is recorded. Shards that have this map already, or a newer map, keep
+    it.
 
     Raises
     ------
-    EmbstoreError : the error of the first shard that did not get the map; the other shards have it.
+    EmbstoreError : the error of the first shard that did not get the map; all shards that were
+        reached have the map.
     """
     each = [partial(_give, shard, shard_map) for shard in shards]
     with ThreadPoolExecutor(len(each), "embstore-map") as threads:
@@ -123,7 +127,7 @@ def resolve(shards: Sequence[Executor], shard_map: ShardMap) -> None:
 
     Raises
     ------
-    EmbstoreError : a shard could not be reached: call again.
+    EmbstoreError : a shard could not be reached; call this function again.
     """
     give(shards, shard_map)
     resume_all(shards)
@@ -197,7 +201,7 @@ class _Source:
     label: str = ""
     """The label of the last round."""
     copied: set[int] = field(default_factory=set)
-    """Ids of the tables that were copied, in their state at that label."""
+    """Ids of the tables whose rows at that label were copied."""
 
 
 class Moving:
@@ -227,7 +231,8 @@ class Moving:
         """The number of rows copied so far."""
 
     def copy(self) -> int:
-        """Copy the rows written since the last round, at first all rows; return their number."""
+        """Copy the rows that were written since the last round, or all rows in the first round;
+        return their number."""
         self._rounds += 1
         before = self.rows
         for source in self._sources:
@@ -235,7 +240,7 @@ class Moving:
             source.shard.execute(c.Checkpoint(label, {}), timeout_s=_LONG_S)
             copied = set()
             for table in source.shard.execute(c.ListTables()):
-                with suppress(TableNotFoundError):  # it is being created or dropped
+                with suppress(TableNotFoundError):  # the table is being created or dropped
                     self._copy(source, table, label)
                     copied.add(table.table_id)
             self._drop(source)
@@ -243,14 +248,14 @@ class Moving:
         return self.rows - before
 
     def digest(self) -> None:
-        """Have the shards compute the digest leaves of their partitions in advance. Then only the
-        leaves of blocks that have changed since must be computed while writes are paused."""
+        """Have the shards compute the digest leaves of their partitions in advance. While writes
+        are paused, only the leaves of blocks that have changed since are computed."""
         self._report("leaves are computed", self.rows)
         giving = [source.shard for source in self._sources]
         taking = {n for source in self._sources for n in np.unique(source.to[source.to >= 0])}
         for shard in (*giving, *(self._shards[number] for number in sorted(taking))):
             for table in shard.execute(c.ListTables()):
-                with suppress(TableNotFoundError):  # it has been dropped since
+                with suppress(TableNotFoundError):  # the table has been dropped since
                     digest = c.GetDigest(table.config.name, table.table_id)
                     shard.execute(digest, timeout_s=_LONG_S)
 
@@ -339,8 +344,8 @@ class Moving:
         return arriving
 
     def close(self) -> None:
-        """Drop the labels that this object has kept. A label on an unreachable shard is pushed out
-        by later labels."""
+        """Drop the labels that this object has kept. Later labels displace a label on an
+        unreachable shard."""
         for source in self._sources:
             with suppress(EmbstoreError):
                 self._drop(source)

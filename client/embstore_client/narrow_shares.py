@@ -1,17 +1,17 @@
 """The layer of unique keys for a link that is slower than the machine: two bytes per value.
 
 Each unique key is sent once. Keys are sent in ascending order, as deltas (`embstore_proto.deltas`);
-rows, gradients and counts in the order of the keys. Gradients are first summed by key in float32,
-as always (rule 2), and then the sums are rounded (`embstore_proto.narrow`). Gradients of bags and
-of a step are rounded without a sum. The server widens them to float32, and then treats them like
-gradients that were passed with these values.
+rows, gradients and counts are sent in the order of the keys. Gradients are first summed by key in
+float32, as always (rule 2), and then the sums are rounded (`embstore_proto.narrow`). Gradients of
+bags and of a step are rounded without a sum. The server widens all gradients to float32, and treats
+them as if the caller had passed these values.
 
-If several keys are bad, an error may name another one than it would with float32: the server checks
-keys in ascending order.
+If several keys are bad, an error may name another key than with float32: the server checks keys in
+ascending order.
 
 A finite gradient that is rounded to infinity would silently change the caller's gradient. Such a
-gradient is refused, and the call is not sent. A gradient that was not finite stays so, and the
-server refuses or skips it.
+gradient is refused, and the call is not sent. A gradient that was not finite is sent as such, and
+the server refuses or skips the update.
 """
 
 from dataclasses import replace
@@ -67,7 +67,7 @@ class Narrow(Unique):
         return sent, None if is_same else inverse
 
     def gradients(self, part: Any) -> Any:
-        """Return gradients rounded; gradients by key as one sum per key."""
+        """Return rounded gradients. Gradients by key are first added to one sum per key."""
         if not hasattr(part, "gradients"):
             return part
         if not hasattr(part, "bags"):
@@ -92,8 +92,8 @@ def _ascending(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
 
 
 def _sent(ascending: Keys) -> Any:
-    """Return keys in the form in which they are sent. If one is negative they are sent unencoded,
-    and the server refuses them."""
+    """Return keys in the form in which they are sent. If a key is negative, all keys are sent
+    without deltas, and the server refuses them."""
     if len(ascending) and ascending[0] < 0:
         return ascending
     return deltas.encode(ascending)

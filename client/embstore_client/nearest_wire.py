@@ -1,10 +1,10 @@
 """The nearest transport to a server: shared memory if the server is on this host, else gRPC.
 
 A server returns the path of its socket in its GetServerInfo. Shared memory is used if the process
-that answers at that path is the server that returned it, and accepts this caller. A socket at the
-same path on another host, or of another server, is thereby excluded. A call that does not fit into
-shared memory is sent by gRPC: its header has some hundred KiB, or the server has no memory for its
-segment.
+that answers at that path is the server that returned the path, and accepts this caller. A socket at
+the same path on another host, or of another server, is thereby excluded. A call is sent by gRPC if
+it does not fit into shared memory, because its header has some hundred KiB or because the server
+has no memory for the call's segment.
 
 When the shared-memory connection is lost, for example because the server restarts, calls are sent
 by gRPC, which waits until the server is back. Then the client looks for the socket once more.
@@ -36,10 +36,10 @@ _HEADER_BYTES_MAX = 512 << 10
 
 
 class NearestWire:
-    """Both transports to one server."""
+    """Shared memory and gRPC, the two transports to one server."""
 
     def __init__(self, grpc: GrpcWire, *, must_share: bool, **options: Any) -> None:
-        """`must_share`: the caller has asked for shared memory, and gets an error without it.
+        """If `must_share`, the caller has asked for shared memory, and gets an error without it.
         `options` are the arguments of SharedMemoryWire."""
         self._grpc = grpc
         self._options = options
@@ -55,7 +55,7 @@ class NearestWire:
         return self._shared is not None
 
     def connected(self, info: ServerInfo) -> None:
-        """Look for the server's socket, if it is on this host."""
+        """Look for the server's socket, if the server is on this host."""
         self._grpc.connected(info)
         with self._looking:
             if self._shared is None or self._shared.process != info.process:

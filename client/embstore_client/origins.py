@@ -1,20 +1,19 @@
 """The mutating calls of a client: their sequence numbers, and the store's state as last seen.
 
 Each mutating call has a sequence number, under which the server remembers its answer. The server
-keeps the newest `calls_max` answers. A new call therefore waits as long as it would push the answer
-of an unfinished call out of this window.
+keeps the newest `calls_max` answers. A new call therefore waits while its answer would displace the
+answer of an unfinished call.
 
 **Epoch.** A restore, or a crash that lost commands, begins another epoch of the store. Rows and t
 that this client has read are then void, and so are gradients computed from them. The client
 therefore keeps the epoch that it saw first, not the newest, and sends it with every mutating call.
-The server refuses a call of another epoch, and the caller gets that error once. From then on the
-client uses the new epoch. A restore by this client itself raises no such error. Neither does a
-promotion, because the standby has all commands that this client has seen.
+The server refuses a call of another epoch, and the caller gets the error OutcomeUnknownError once.
+From then on the client uses the new epoch. A restore or a promotion by this client itself raises no
+such error. (A standby that is promoted has all commands that this client has seen.)
 
-A call that reads rows or t raises the error as well, once, if its reply has a newer epoch. The
-thread that learns from its read that the old rows are void may not be the thread that sends
-gradients computed from them. Therefore the next mutating call is refused all the same, unless the
-client has restored in between.
+A call that reads rows or t also raises this error once, if its reply has a newer epoch. But the
+thread that gets the error may not be the thread that sends gradients computed from the old rows.
+Therefore the next mutating call is refused nevertheless, unless the client has restored in between.
 
 **Store.** An address can later serve another directory. Table ids start at the same number in every
 store, so the store's id is sent with mutating calls, and compared in their replies.
@@ -45,12 +44,12 @@ class Origins:
         self._open: set[int] = set()
         self._store_id = ""
         self._instance = ""
-        self._epoch = 0  # 0: unknown; it is taken from the next reply
+        self._epoch = 0  # 0: unknown; the next reply has it
         self._read_epoch = 0  # the epoch of rows and t that were read; 0: unknown
         self._beginning = 0  # the number of running restores and promotions of this client
 
     def connected(self, info: ServerInfo) -> None:
-        """Check the store's id, and note the server's limits and state."""
+        """Check the store's id, and note the limits of the server and the state of the store."""
         with self._room:
             server = info.server
             self._calls_max = max(server.remembered_calls_max if server else 1, 1)
@@ -97,7 +96,7 @@ class Origins:
     @contextmanager
     def beginning_epoch(self) -> Iterator[None]:
         """Accept a new epoch during the block, in which this client sends a restore or a promotion:
-        its calls raise no error about that epoch."""
+        the client's calls raise no error about that epoch."""
         with self._lock:
             self._beginning += 1
         try:
@@ -112,8 +111,8 @@ class Origins:
             self._epoch = self._read_epoch = epoch
 
     def promoted(self, epoch: int) -> None:
-        """Use the epoch of a promotion by this client. Other epochs may have begun since the epoch
-        that this client knows, and commands were lost then: in that case keep the known epoch."""
+        """Use the epoch of a promotion by this client. If other epochs have begun since the epoch
+        that this client knows, commands were lost: in that case keep the known epoch."""
         with self._lock:
             if epoch == self._epoch + EPOCH_STEP:
                 self._epoch = epoch

@@ -61,7 +61,7 @@ class Sent:
             size = reply_bytes(command, self._config_of)
         if command.reads is Reads.ROWS:
             size = size * self._value_bytes // VALUE_BYTES
-        size = max(size, int(verb.is_streamed))  # for a step's rows: not 0, there are rows
+        size = max(size, int(verb.is_streamed))  # a stream returns rows: not 0
         send = transport.begin_epoch if type(command) in _BEGIN_EPOCH else transport.send
         answer = send(verb, request, reply_bytes=size, timeout_s=seconds, map_version=version)
         return answer.value

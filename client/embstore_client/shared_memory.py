@@ -2,7 +2,7 @@
 
 `embstore_proto.shared_memory` describes the frames. A connection carries one call at a time. So
 there is one connection per running call, and one per result whose arrays are in use: NumPy reads
-the shared-memory segment itself into which the server wrote the rows. The connection is free again
+the rows in the shared-memory segment, where the server wrote them. The connection is free again
 when the last array of the result is deleted. If a caller keeps more than RESULTS_MAX results, or
 RESULTS_BYTES_MAX bytes, further results are copied.
 
@@ -67,7 +67,7 @@ class SharedMemoryWire:
         token: str = "",
         traceparent: Callable[[], str] | None = None,
     ) -> None:
-        """`traceparent` returns the id of the current trace span, "" if there is none."""
+        """`traceparent` returns the id of the current trace span, or "" without a span."""
         self._path = Path(os.path.abspath(path))
         self._hello = frames.hello(f"Bearer {token}" if token else "", label)
         self.traceparent = traceparent
@@ -186,7 +186,7 @@ class _Loan:
     def __init__(self, wire: SharedMemoryWire, connection: "_Connection") -> None:
         self.wire, self.connection = wire, connection
         self.is_whole = False
-        """Whether the call has ended properly, so that the connection can carry another one."""
+        """Whether the call has ended properly, so that the connection can carry another call."""
 
     def __del__(self) -> None:
         self.wire.results.discard(id(self))
@@ -249,7 +249,7 @@ class _Call:
         connection.send([*front, *asked], self._deadline)
 
     def share_device(self, name: str | None) -> None:
-        """Map a segment of the GPU; one of the minimum size if there is none yet."""
+        """Map a segment of the GPU's memory, of the minimum size if no segment is mapped yet."""
         self._connection.device_segment_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
@@ -422,7 +422,7 @@ class _Connection:
         """Return the result of a socket's call, by a deadline; `late` is the error's text if it
         fails.
 
-        Setting a time-out is itself a system call, so it is set only when it changes, which is in
+        Setting a time-out is itself a system call, so the time-out is set only when it changes, in
         the last second. Until then the clock is read after each time-out.
         """
         while True:

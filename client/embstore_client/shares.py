@@ -1,14 +1,14 @@
 """The layer of unique keys: it prepares keys and gradients to be sent.
 
-Each unique key is sent once, and gradients as one sum per key; for a Zipf batch that is a third of
-the bytes. The sums follow the contract (rule 2), computed by the same `embstore.arithmetic` as in
-the engine. The server does not trust the client and sums again, which changes nothing: the sum of
-one gradient is itself. Keys stay in the order of their first occurrence, so that an error names the
-same key as in an embedded store. With shared memory this would cost more than it saves, and
-everything is sent unchanged.
+Each unique key is sent once, and gradients are sent as one sum per key; for a Zipf batch this takes
+a third of the bytes. The sums follow the contract (rule 2); `embstore.arithmetic` computes them, as
+in the engine. The server does not trust the client and sums again, which changes nothing: the sum
+of one gradient is itself. Keys stay in the order of their first occurrence, so that an error names
+the same key as in an embedded store. With shared memory, unique keys and sums would cost more than
+they save, so everything is sent unchanged.
 
-The number of occurrences of each key is sent with it, for the statistics by access. When the answer
-returns through this layer, rows are copied to the positions of the call's keys, in the caller's
+Each key is sent with the number of its occurrences, for the statistics by access. When the answer
+returns through this layer, rows are copied to the positions of the call's keys in the caller's
 outputs.
 """
 
@@ -29,10 +29,10 @@ from embstore_client.wire import Wire
 from embstore_proto.frame import Computed
 
 _SAMPLE_KEYS = 4096
-"""How many of a call's first keys are examined. If rows are popular, some of these keys are
-repeated: 1,900 of them in a Zipf batch (1.05, two million rows). If none is repeated, all keys are
-sent, and a key that is repeated further on costs its bytes twice. Making 262,144 keys unique takes
-a tenth of the time of their lookup."""
+"""How many of a call's first keys are examined. If some rows are popular, some of these keys are
+repeated: 1,900 of these keys in a Zipf batch (1.05, two million rows). If none of these keys is
+repeated, all keys of the call are sent, and a later repetition of a key costs its bytes again.
+Making 262,144 keys unique takes a tenth of the time of their lookup."""
 
 Inverse = NDArray[np.int32] | None
 """For each key of a call, its index among the sent keys; None: all keys are sent."""
@@ -42,7 +42,8 @@ class Unique:
     """The layer: each key is sent once, with one sum of gradients."""
 
     def __init__(self, wire: Wire | None) -> None:
-        """While `wire` shares memory, keys are not made unique; None: they always are."""
+        """While `wire` shares memory, keys are not made unique; if `wire` is None, keys are always
+        made unique."""
         self._wire = wire
 
     def __call__(self, call: Call, below: Below) -> Any:
@@ -52,13 +53,14 @@ class Unique:
             given = call.command
             call.command, inverses = self.less(given)
             if call.command is not given:
-                call.reply_bytes = None  # to be computed again: fewer rows are read
+                call.reply_bytes = None  # compute it again: fewer rows are read
         answer = below(call)
         return _spread(answer, inverses, call.out) if inverses or call.out else answer
 
     def less(self, command: Command[Any]) -> tuple[Command[Any], list[Inverse]]:
-        """Return a command with less to send. Also return, for each table from which it reads rows
-        by key, the index of each original key among the keys that are sent."""
+        """Return a command with unique keys and summed gradients. Also return, for each table from
+        which the command reads rows by key, the index of each original key among the keys that are
+        sent."""
         inverses: list[Inverse] = []
         if command.reads is Reads.NOTHING:
             return with_tables(command, self.gradients), inverses
@@ -96,7 +98,8 @@ class Unique:
 
 
 def once_each(keys: Keys) -> tuple[Keys, Inverse]:
-    """Return the unique keys of a call, and the index of each original key in them."""
+    """Return the unique keys of a call, and the index of each original key among the unique
+    keys."""
     if len(keys) < 2 or (len(keys) >= 2 * _SAMPLE_KEYS and _seem_unique(keys)):
         return keys, None
     unique_keys, inverse = unique(keys)
@@ -104,7 +107,7 @@ def once_each(keys: Keys) -> tuple[Keys, Inverse]:
 
 
 def _seem_unique(keys: Keys) -> bool:
-    """Guess from the first of many keys whether it is not worth looking for repeated ones."""
+    """Guess from the first of many keys whether no key is repeated."""
     sample = keys[:_SAMPLE_KEYS]
     return len(unique(sample)[0]) == len(sample)
 
@@ -113,7 +116,7 @@ def accesses(
     given: AccessCounts | None, inverse: NDArray[np.int32], count: int
 ) -> AccessCounts | None:
     """Return the number of accesses of each of `count` unique keys, from the accesses of the call's
-    keys; None: a number is too large to be sent as one count."""
+    keys; None: the accesses of one key are too many to be sent as one count."""
     if given is None:
         return np.bincount(inverse, minlength=count).astype(np.uint32)
     sums = np.zeros(count, np.int64)
@@ -122,8 +125,9 @@ def accesses(
 
 
 def _spread(read: RowsRead, inverses: Sequence[Inverse], out: Any) -> RowsRead:
-    """Return the rows of the keys of a call, from the rows of the keys that were sent. They are
-    written to `out`, which is checked first: the table may be another one by now."""
+    """Return the rows of the keys of a call, from the rows of the keys that were sent. The rows are
+    written to `out`, which is checked first, because the name may belong to another table by
+    now."""
     came = [(t.table, rows) for t in read.tables for rows in (t.rows, t.state) if rows is not None]
     ways = list(inverses) or [None] * len(read.tables)
     ways *= len(came) // max(len(ways), 1)  # weights and state of a table share their indices

@@ -1,12 +1,13 @@
-"""The layer that joins the messages with a step's rows, and the handle that waits for these rows.
+"""The layer that joins the messages which contain a step's rows; and the object that waits for the
+rows.
 
 After `prefetch_step`, the rows of step n + 1 that no unfinished step touches arrive while step n
 computes. A background thread receives them, and copies each row once, from its message to its
 position in the step's array. If one message has all rows, they are not copied.
 
 **Deletions.** If a member has deleted rows since early rows were sent, a second message has all
-rows, and replaces the first. If this member itself has deleted rows after the step's rows had
-arrived, the rows are requested again: the trainer has not read them yet.
+rows of the step, and replaces the first message. If this member itself has deleted rows after the
+step's rows had arrived, the rows are requested again: the trainer has not read them yet.
 """
 
 import threading
@@ -26,14 +27,15 @@ from embstore_client.transport import checked_seconds
 from embstore_proto.verbs import Answer
 
 _LEAST_S = 1e-3
-"""Minimum deadline of a repeated request, in seconds, however late it is."""
+"""The shortest deadline of a repeated request, in seconds, even if no time is left."""
 
 
 class Assembly:
     """The rows of a step while they are received: early and late rows are joined in one array.
 
-    Only the client that announced the step knows the number of its rows before the last of them
-    arrive. In other clients early rows stay in their message until then. One thread at a time.
+    Only the client that announced the step knows the number of the step's rows before the last rows
+    arrive. In other clients early rows stay in their message until the last rows arrive. One thread
+    at a time.
     """
 
     def __init__(self, outs: Mapping[str, Rows]) -> None:
@@ -47,15 +49,16 @@ class Assembly:
         self.early_bytes = self.late_bytes = 0
 
     def take(self, answers: Iterable[Answer], counts: Mapping[str, int]) -> RowsRead:
-        """Return the rows in all messages of one answer; `counts` is empty if it is unknown."""
+        """Return the rows in all messages of one answer; `counts` is empty if the numbers of rows
+        are unknown."""
         self._begin()
         early: list[StepTableRows] = []
         for answer, _ in answers:
             for part in answer.tables:
                 if part.positions is None:
-                    self._came[part.table] = 0  # it has all rows, and replaces earlier ones
+                    self._came[part.table] = 0  # has all rows, which replace earlier rows
                 self._came[part.table] += len(part.rows)
-                self._t[part.table] = part.t  # the last t is the one at the step's turn
+                self._t[part.table] = part.t  # the last is the t at the step's turn
                 self.early_bytes += part.rows.nbytes * answer.early
                 self.late_bytes += part.rows.nbytes * (not answer.early)
             if answer.early and not counts:
@@ -113,8 +116,9 @@ class StepRows:
     """The rows of a step that were requested from the server. Any thread.
 
     A background thread requests them, with the deadline of a usual call. If the deadline passes
-    because the step before takes so long, `result` requests them again. If the handle is dropped,
-    the rows that it has received stay in memory until the step is finished or the member is closed.
+    because the previous step takes so long, `result` requests the rows again. If the handle is
+    dropped, the rows that it has received stay in memory until the step is finished or the member
+    is closed.
     """
 
     def __init__(
@@ -125,7 +129,8 @@ class StepRows:
         timeout_s: float,
         writes: Callable[[], int],
     ) -> None:
-        """`writes` returns how many commands of the member, outside of steps, may have written."""
+        """`writes` returns the number of the member's commands, sent outside of steps, that may
+        have written rows."""
         self.step = step
         self._assembly = assembly
         self._fetch = fetch
@@ -153,7 +158,7 @@ class StepRows:
 
     @property
     def late_bytes(self) -> int:
-        """Bytes of the rows that arrived after that."""
+        """Bytes of the rows that arrived after all earlier steps were finished."""
         return self._assembly.late_bytes
 
     def done(self) -> bool:
@@ -164,8 +169,8 @@ class StepRows:
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
         """Wait for all rows, and return them as `lookup_step` does.
 
-        Raises DeadlineError if they did not arrive in time; they may arrive later, and can be
-        requested again. Raises EmbstoreError: the errors of `lookup_step`.
+        Raises DeadlineError if the rows did not arrive in time; they may arrive later, and can be
+        requested again. Also raises the errors of `lookup_step`.
         """
         seconds = self._timeout_s
         if timeout_s is not None:

@@ -1,4 +1,4 @@
-"""The files of a client's TLS: gRPC reads them once; a failed connection reads them once more."""
+"""The files of a client's TLS. They are read once for gRPC, and again after a failed connection."""
 
 import os
 from pathlib import Path

@@ -2,14 +2,14 @@
 
 A call within a trace span of the trainer is a child span, with all its attempts. The server
 receives the id of this child span as a `traceparent` (W3C Trace Context): in the metadata of gRPC
-or, in shared memory, in a frame before the call. A call outside of any span is not traced: lease
-renewals, and calls that run ahead of a loop or after it, are made in background threads, and each
-would be a trace by itself.
+or, in shared memory, in a frame before the call. A call outside of any span is not traced. Such
+calls are made in background threads: lease renewals, and calls ahead of a loop or after it. Each of
+these calls would be a trace by itself.
 
-This module does not import OpenTelemetry: a trainer that has a span has imported it. Whether its
-SDK is installed is checked when a client connects. If it is not, the client uses the ordinary
-transport, without tracing. The tracer provider is the one of the process; it can be set at any
-time.
+This module does not import OpenTelemetry: a trainer that has a span has imported OpenTelemetry.
+Whether its SDK is installed is checked when a client connects. If it is not, the client uses the
+ordinary transport, without tracing. The tracer provider is that of the process, which can set it at
+any time.
 """
 
 import sys

@@ -1,16 +1,17 @@
 """One call with a deadline, in as many attempts as necessary, over any connection (`Wire`).
 
-**Attempts.** A call is repeated, with a growing random pause, until the deadline, if the server
-surely did not execute it, or if it can be executed twice. This concerns calls that were refused
-because the queue is full or the server is stopping, and calls whose connection was lost. A mutating
-call therefore carries an Origin (client id and sequence number), by which the server applies it
-once (`embstore_server.path.replay`). Attempts are counted from the first lost one: a refused
-attempt has left nothing on the server, so a restarted server can accept the next attempt.
+**Attempts.** A call is repeated until the deadline, with growing random pauses, if it is certain
+that the server did not execute it, or if it can be executed twice. Examples are calls that were
+refused because the queue is full or the server is stopping, and calls whose connection was lost. A
+mutating call therefore carries an Origin (client id and sequence number), by which the server
+applies the call once (`embstore_server.path.replay`). Attempts are counted from the first lost
+attempt: a refused attempt has left nothing on the server, so a restarted server can accept the next
+attempt.
 
 **Sessions.** Calls of a session need no Origin: the server identifies them by member and step. A
-call that finishes a step may wait for other ranks. A server that stops interrupts it, perhaps after
-it has been executed; then it counts as lost. A session ends with its server's process, so the next
-attempt finds no session. The error is OutcomeUnknownError if an attempt was lost, else
+call that finishes a step may wait for other ranks. A server that stops interrupts the call, perhaps
+after it was executed, so the attempt counts as lost. A session ends with its server's process, so
+the next attempt finds no session. The error is OutcomeUnknownError if an attempt was lost, else
 SessionExpiredError. A training loop opens the session again by itself
 (`embstore_training.rank_session`).
 
@@ -53,7 +54,8 @@ _READ = (
 )
 """Commands that return rows, t or a digest: results that a new epoch makes void."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
-"""No connection, or one that a server closed as it ended. The client itself cancels no call."""
+"""There is no connection, or the server closed the connection as it ended. The client itself
+cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _SHOWN_EVERY_S = 5.0
@@ -75,7 +77,7 @@ class Transport:
     """A connection to a server, and the facts that the client has about it."""
 
     def __init__(self, wire: Wire, address: str, *, timeout_s: float, waits: bool = True) -> None:
-        """`waits`: whether the first call waits for a server that does not listen yet."""
+        """`waits` is whether the first call waits for a server that does not listen yet."""
         self.address = address
         self.timeout_s = timeout_s
         self.wire = wire
@@ -85,7 +87,7 @@ class Transport:
         self._waits = waits
         self._is_connected = False
         self.info: ServerInfo | None = None
-        """The facts that the server returned last; None: it has not been asked yet."""
+        """The facts that the server returned last; None: the server has not been asked yet."""
         self.limits = Limits()
         """The server's limits, from the same answer."""
 
@@ -134,7 +136,7 @@ class Transport:
         self.info, self.limits = info, info.limits
 
     def begin_epoch(self, verb: Verb, request: Outgoing, **how: Any) -> Answer:
-        """Do as `send` with a command that begins another epoch, but accept that epoch."""
+        """Send a command that begins another epoch, as `send` does, but accept the new epoch."""
         origins = self._origins
         with origins.beginning_epoch():
             answer = self.send(verb, request, **how)
@@ -154,8 +156,8 @@ class Transport:
         """Send a command that has several answers and can be sent again.
 
         `take` gets an iterator over the answers as they arrive, and its result is returned. It is
-        called once per attempt, and must start from the beginning each time. An error that it
-        raises ends the call. Raises EmbstoreError: as in `send`, and the errors of `take`.
+        called once per attempt, and must start from the beginning each time. An error that `take`
+        raises ends the call. Raises the errors of `send` and of `take`.
         """
         serialised = request.serialised(None)
 
@@ -169,7 +171,7 @@ class Transport:
         """Have the server share its GPU's memory with this process, for calls of `verb`.
 
         Raises InvalidArgumentError if the server refuses, if this process cannot open the memory,
-        or if it names the GPU differently from `name`.
+        or if this process has another name than `name` for the GPU.
         """
         self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline, name), None)
 
@@ -231,7 +233,8 @@ class Transport:
             sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
-        """Return the error for a call of a session, which one of its attempts may have executed."""
+        """Return the error for a call of a session; one of the call's attempts may have executed
+        it."""
         if sent.verb.command.retry is Retry.STEP:
             if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
                 error.was_lost = True  # the server may have accepted the call before it stopped
@@ -291,8 +294,8 @@ class _Sent:
         return self.verb.command.retry is not Retry.FREE
 
     def wait_for_a_start(self, again: "_PassingError", absent_s: float, starting_s: float) -> None:
-        """Move the deadline: `starting_s` after each progress report of a server that is starting,
-        `absent_s` after the loss of a connection to such a server."""
+        """Set the deadline: `starting_s` seconds after each progress report of a server that is
+        starting, or `absent_s` seconds after the loss of the connection to such a server."""
         if again.was_lost:
             if self.said:
                 self.said, self.deadline = "", monotonic() + absent_s
@@ -314,7 +317,8 @@ class _Sent:
 class _PassingError(Exception):
     """The call can be sent again; `error` is raised if there is no time left.
 
-    `was_lost`: the server may have executed the call; otherwise it surely did not.
+    If `was_lost`, the server may have executed the call; otherwise it has certainly not executed
+    it.
     """
 
     def __init__(self, error: EmbstoreError, *, was_lost: bool = False) -> None:

@@ -1,10 +1,10 @@
 """Finds out why gRPC could not connect to a server, and returns a sentence with the remedy.
 
-gRPC reports the last error of its library. For a REST port that is a frame of a wrong type, and for
-a server with TLS a closed socket. So when the first connection fails, this module connects once
-more with plain sockets, and checks each step: the name resolves, the port answers, the TLS
-handshake succeeds, and a gRPC server answers the preface of HTTP/2 with a SETTINGS frame (RFC 9113,
-3.4).
+gRPC reports the last error of its library. For a REST port, this error is a frame of a wrong type;
+for a server with TLS, it is a closed socket. So when the first connection fails, this module
+connects once more with plain sockets, and checks each step: the name resolves, the port answers,
+the TLS handshake succeeds, and a gRPC server answers the preface of HTTP/2 with a SETTINGS frame
+(RFC 9113, 3.4).
 
 A failure that waiting cannot mend is returned as an error: another protocol, TLS on one side alone,
 a certificate that one side does not trust. A name that does not resolve yet, or a port that is
@@ -63,7 +63,8 @@ def _is_grpc(answer: bytes) -> bool:
 
 
 def _found(address: str, answer: bytes) -> str | EmbstoreError:
-    """Return the reason that a server's answer without TLS shows; "" if it is a gRPC server."""
+    """Return the reason why a call fails, as a server's answer without TLS shows; "" if the server
+    is a gRPC server."""
     if _is_grpc(answer):
         return ""
     if answer:
@@ -125,7 +126,7 @@ def _found_with_tls(address: str, tls: TlsFiles, plain: socket.socket) -> str | 
 
 
 def _found_without_tls(address: str) -> EmbstoreError | None:
-    """Return the error for a server without the requested TLS; None: it sent nothing."""
+    """Return the error for a server without the requested TLS; None: the server sent nothing."""
     with _connected(address) as plain:
         answer = _answer(plain)
     if _is_grpc(answer):

@@ -1,8 +1,8 @@
 """Connections that carry a client's calls (`Wire`), and the error for a call without an answer.
 
-A wire sends one attempt of one call. It depends on verbs and messages, but not on tables, origins
-or further attempts, which are handled in `transport`. The wire in `grpc_wire` is for networks, the
-wire in `shared_memory` for a server on the same host, and `nearest_wire` chooses between them.
+A wire sends one attempt of one call. It depends on verbs and messages, but not on tables. Origins
+and further attempts are handled in `transport`. The wire in `grpc_wire` is for networks, the wire
+in `shared_memory` for a server on the same host, and `nearest_wire` chooses between them.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ class Wire(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether memory is shared with the server, so that making keys unique does not pay."""
+        """Whether memory is shared with the server. If so, making keys unique would not save
+        time."""
 
     def send(
         self,
@@ -66,7 +67,7 @@ class Wire(Protocol):
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Share the memory of the server's GPU. Raises WireError; InvalidArgumentError if the
-        memory cannot be shared, or if this process names the GPU differently from `name`."""
+        memory cannot be shared, or if this process has another name than `name` for the GPU."""
 
     def connected(self, info: ServerInfo) -> None:
         """Note the server's facts after a connection was made."""

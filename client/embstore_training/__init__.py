@@ -6,7 +6,7 @@
     history       the history of a run over its steps, for a report
     rank_session  the session of one rank, which survives restarts of the server
     lease         the rank's lease, renewed while a step computes
-    write_behind  a run that does not wait for updates: it applies each, and sends it meanwhile
+    write_behind  a run that does not wait for updates: it applies each update, and sends it later
     replicas      rows at a trainer, updated by all ranks equally, as the store would
     hotcold       all-hot batches trained at the trainer
 

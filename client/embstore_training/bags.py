@@ -1,8 +1,8 @@
 """The units of a step's rows and gradients: each key, each distinct key, or each bag of keys.
 
-In one step some tables can be pooled and others plain. Whether the step's distinct rows are at the
-store or at the trainer, one function makes rows in the other units from them, and another function
-sums gradients back to the distinct keys (contract.md, rules 2, 8).
+In one step some tables can be pooled and others plain. The step's distinct rows can be at the store
+or at the trainer. In both cases, one function makes rows in the other units from the distinct rows,
+and another function sums gradients back to the distinct keys (contract.md, rules 2, 8).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from embstore_training.read_ahead import OnceKeys, check_names
 
 Of = StepBags | Literal["keys", "unique"]
 """The unit of rows: "keys", each key as it was passed, repeated or not; "unique", each distinct
-key; a `StepBags`, each of its bags."""
+key; a `StepBags`, each of the bags in it."""
 Forms = dict[str, Of]
 """The unit of rows or gradients, by table."""
 
@@ -31,7 +31,7 @@ def bags_of(
     mode: Pooling | Mapping[str, Pooling] = "sum",
     weights: Mapping[str, ArrayLike] | None = None,
 ) -> Forms:
-    """Return a caller's bags of a step's keys, checked; a table without bags has "keys".
+    """Return the checked bags of a step's keys; a table without bags has the unit "keys".
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def as_gradients(values: Any, once: OnceKeys, of: Of, table: str) -> Any:
 
 
 def bag_count(bags: StepBags) -> int:
-    """Return the number of bags or, if they have no offsets, the number of single occurrences."""
+    """Return the number of bags or, if `bags` has no offsets, the number of single occurrences."""
     return len(bags.inverse) if bags.offsets is None else len(bags.offsets) - 1
 
 
@@ -108,7 +108,7 @@ def of_each_key(rows: Rows, of: Of) -> Rows:
 
 
 def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
-    """Return the positions of the distinct keys that have gradients, (n,), ascending, checked."""
+    """Return the checked positions of the distinct keys that have gradients, (n,), ascending."""
     positions, count = as_keys(given.positions, table), len(once.keys)
     if len(positions) and not (
         positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
@@ -121,7 +121,8 @@ def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
 
 
 def keyed(table: str, once: OnceKeys, of: Of, values: Any) -> tuple[Keys, Any]:
-    """Return the keys of a caller's gradients, in any order, and a gradient for each of them."""
+    """Return the keys of a caller's gradients, in any order, and a gradient for each of these
+    keys."""
     rows = as_gradients(values, once, of, table)
     if isinstance(of, StepBags):
         return once.keys[of.inverse], of_each_key(rows, of)
@@ -139,11 +140,12 @@ def check_inverse(table: str, of: StepBags, count: int) -> None:
 
 
 def summed(table: str, once: OnceKeys, of: StepBags, rows: Rows) -> Rows | SomeGradients:
-    """Return gradients of single occurrences, or of bags of them, as one sum per key that occurs.
+    """Return gradients of single occurrences, or of bags of occurrences, as one sum per key that
+    occurs.
 
     Raises
     ------
-    InvalidArgumentError : an index is beyond the step's keys.
+    InvalidArgumentError : an index is not below the number of the step's keys.
     """
     count = len(once.keys)
     check_inverse(table, of, count)

@@ -9,9 +9,10 @@ Steps call only an `Exchange`. `SessionExchange` exchanges rows and gradients wi
     embedded      nothing is sent: the store spreads, pools and sums on its device, and accepts and
                   returns arrays in the device's memory
     on its device   a server shares its GPU's memory with this process: the same as embedded, for
-                  steps whose rows are wanted there. Only the positions of the keys are sent
+                  steps whose rows are wanted on the device. Only the positions of the keys are
+                  sent
 
-A call names the present member of the rank. The time that the loop waits for the call is counted.
+A call names the present member of the rank. The time for which the loop waits is counted.
 """
 
 from abc import ABC, abstractmethod
@@ -35,14 +36,14 @@ from embstore_training.read_ahead import Entry, OnceKeys, ReadAhead
 from embstore_training.times import Times
 
 Given = Mapping[str, tuple[Of, Any]]
-"""Gradients by table, each with their unit."""
+"""By table, gradients with their unit."""
 _IDS_A_BAG = 3
-"""The mean number of ids per bag above which waiting for pooled rows is better than early rows,
-since far fewer pooled rows have to be sent."""
+"""The mean number of ids per bag above which a step waits for pooled rows, although its rows could
+be sent early: far fewer pooled rows have to be sent."""
 
 
 def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:
-    """Return where the rows of a session's steps are to be, checked."""
+    """Return where the rows of a session's steps are returned, after a check."""
     where: RowsWhere = one_of(given, "rows", get_args(RowsWhere))
     if where == "device" and waits == "none" and not sessions.is_embedded:
         raise InvalidArgumentError(
@@ -69,7 +70,8 @@ class Exchange(ABC):
     """The source of steps' rows, and the receiver of their gradients. The loop's thread."""
 
     is_embedded = False
-    """Whether the store is in this process, and therefore spreads, pools and sums itself."""
+    """Whether the store is in this process. If so, the store spreads and pools rows, and sums
+    gradients."""
     reaches_device = False
     """Whether rows and gradients of steps can be in the memory of the store's device."""
 
@@ -114,16 +116,16 @@ class SessionExchange(Exchange):
         self.is_embedded = sessions.is_embedded
         self._sums: dict[
             str, NDArray[np.float32]
-        ] = {}  # Buffers by table, of the largest size yet.
+        ] = {}  # Buffers by table, of the largest size so far.
         self._whole: dict[str, Rows] | None = (
-            None  # Early rows of this step; bags are made of them.
+            None  # Early rows of this step, of which bags are made.
         )
 
     def begin_loop(self) -> None:
         """Note that a loop begins; all earlier steps are finished."""
 
     def prepare(self, entry: Entry) -> None:
-        """Prepare the next step, which was just read. Called in the reader's thread."""
+        """Prepare the next step, which was just read. The reader's thread calls this."""
 
     def begin(self, entry: Entry) -> None:
         """Note that the loop has taken a step."""
@@ -134,7 +136,8 @@ class SessionExchange(Exchange):
         self._whole = None
 
     def synchronize(self) -> None:
-        """Wait until every finished step is acknowledged. Here each one already is."""
+        """Wait until every finished step is acknowledged. In this class, every finished step is
+        acknowledged already."""
 
     def close(self, failure: BaseException | None) -> None:
         """Note that the run ends."""
@@ -149,7 +152,7 @@ class SessionExchange(Exchange):
             rows = self.rows(entry)
             self.send_for_next()
             return made(rows, entry, forms)
-        if self.sessions.rounds_rows:  # the server pools, before it rounds rows
+        if self.sessions.rounds_rows:  # the server pools rows, before it rounds them
             return self._pooled(entry, forms)
         if self._whole is None and entry.prefetched is not None:
             self._whole = self.rows(entry)
@@ -163,7 +166,7 @@ class SessionExchange(Exchange):
         """See `Exchange`."""
         if not self.is_embedded and not self.reaches_device:
             return super().lookup_into(entry, make)
-        entry.prefetched = None  # requested by a step whose own rows were on the host
+        entry.prefetched = None  # from a request of a step with rows on the host
         look_up = self.sessions.lookup_step
         with self._times.part("lookup"):
             return self._session.call(lambda member: look_up(member, entry.number, out=make))
@@ -225,7 +228,7 @@ class SessionExchange(Exchange):
         return self._rows_where != "host" and self.sessions.reaches_device
 
     def send_for_next(self, most: int | None = None) -> None:
-        """Request the rows of the next step, unless it has more than `most` keys, repeated ones
+        """Request the rows of the next step, unless it has more than `most` keys, repeated keys
         included, or its rows are made on the device."""
         following = self.ahead.peek() if self.ahead is not None else None
         if following is None or following.prefetched is not None or self._is_on_device(following):
@@ -303,12 +306,13 @@ def _count_of(of: Of, once: OnceKeys) -> int:
 
 
 def _each(once: OnceKeys) -> StepBags:
-    """Return single occurrences, without offsets: one of each distinct key."""
+    """Return one occurrence of each distinct key, without bags."""
     return StepBags(np.arange(len(once.keys), dtype=np.int32))
 
 
 def _there(of: Of, once: OnceKeys) -> Of:
-    """Return the unit in the store's form: "unique" if no key is repeated."""
+    """Return the unit in the form for the store: "keys" becomes "unique" if no key is repeated,
+    else single occurrences."""
     if of == "keys":
         return "unique" if once.is_identity else StepBags(once.inverse)
     return of
@@ -318,7 +322,7 @@ class OwnUpdate(NamedTuple):
     """The facts about an update that the trainer has applied to its own rows."""
 
     rows_checksum: RowsChecksum  # of the rows before the update
-    is_finite: bool  # whether rule 9 accepts the sums of all ranks; else the update is skipped
+    is_finite: bool  # whether rule 9 accepts the sums of all ranks; if not, the update is skipped
 
 
 def finishing(
@@ -330,7 +334,8 @@ def finishing(
     *,
     judged: OwnUpdate | None = None,
 ) -> Callable[[str], AcknowledgedUpdate]:
-    """Return a function of a member that makes a step "updated", "released" or "skipped".
+    """Return a function that is called with a member, and finishes a step as "updated", "released"
+    or "skipped".
 
     judged : the facts about an update that was applied here; None: it was not applied here
     """

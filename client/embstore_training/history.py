@@ -1,10 +1,10 @@
 """The history of a run over its steps, kept as samples, for a report (`embstore report`).
 
-A **sample** contains the counts up to its time: those of the loop (`RunStats`), of the session and
+A **sample** contains counts up to its time: the counts of the loop (`RunStats`), of the session and
 of the store's disk. The difference of two samples describes the time between them. Samples are
-taken between steps, at most one in `every_s` seconds, because each asks the store for its stats. At
-SAMPLES_MAX samples every second one is dropped, and the interval is doubled. So a run of any length
-has enough samples for a line, and the memory is bounded.
+taken between steps, at most one in `every_s` seconds, because each sample asks the store for its
+stats. At SAMPLES_MAX samples every second sample is dropped, and the interval is doubled. So a run
+of any length has enough samples for a line, and the memory is bounded.
 
 The file is one JSON object:
 
@@ -61,12 +61,12 @@ class RunHistory:
         self._add()
 
     def note(self) -> None:
-        """Take a sample, if one is due. To be called after each step."""
+        """Take a sample, if it is due. Call this after each step."""
         if monotonic() - self._began >= self._samples[-1]["time_s"] + self._every_s:
             self._add()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the samples, and how the store's rows were accessed, to a file."""
+        """Write to a file the samples, and how often the store's rows were accessed."""
         self._add()
         stats = self._store.stats()
         names = dict.fromkeys(name for sample in self._samples for name in sample)

@@ -1,10 +1,10 @@
 """A rank's lease, renewed in a background thread while its loop computes or waits.
 
-A call of a rank renews its lease as it begins. But a step may compute, or wait for other ranks, for
-longer than the lease lasts. The thread begins a renewal after every third of the lease, and
-abandons it after another third. Thus two renewals fit into a lease, and one of them can stay
-unanswered. After a failure the thread tries again, unless the session has ended. If failures of the
-same type follow one another, only the first is logged, in one line; an error that is no
+A call of a rank renews its lease as it begins. But a step may compute or wait for other ranks for
+longer than the lease. The thread begins a renewal after every third of the lease, and abandons it
+after another third. Thus two renewals fit into a lease, and the lease survives if one renewal is
+not answered. After a failure the thread tries again, unless the session has ended. If failures of
+the same type follow one another, only the first is logged, in one line; an error other than an
 EmbstoreError is logged with its traceback.
 
 A restarted server has no sessions: the renewal opens the session again (`rank_session`).
@@ -19,14 +19,15 @@ from embstore.errors import EmbstoreError, RankFailedError, SessionExpiredError,
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 1.0
-"""Seconds that the end of a run waits for a running renewal, whose answer is of no use by then."""
+"""Seconds for which the end of a run waits for a running renewal. By then, the renewal is of no
+use."""
 
 
 class Lease:
     """Renews a rank's lease until it is stopped, or the session has ended."""
 
     def __init__(self, renew: Callable[[float], object], lease_ms: int) -> None:
-        """Start the thread; `renew` is called with its timeout in seconds."""
+        """Start the thread, which calls `renew` with a timeout in seconds."""
         self._renew = renew
         self._interval_s = lease_ms / 3000
         self._stopped = threading.Event()

@@ -1,42 +1,43 @@
 """The session of one rank, which survives restarts of the server and expired leases.
 
-A session ends with its server's process, but its resume position stays: its last finished step, as
-durable as the rows. Therefore a loop can continue after a restart if nothing was lost. The session
-is opened again at its position, steps that are announced and not finished are announced again, and
-the unanswered call is repeated. A step may have been sent to be finished before the restart. If it
-is at or before the position, it has been finished: it is not sent again, and only its answer is
-lost.
+A session ends with its server's process, but the store keeps the session's resume position. This
+position is the last finished step, and as durable as the rows. Therefore a loop can continue after
+a restart if nothing was lost. The session is opened again at its position, steps that are announced
+and not finished are announced again, and the unanswered call is repeated. A step may have been sent
+before the restart, to be finished. If its number is not above the position, the step has been
+finished: it is not sent again, and only its answer is lost.
 
-A trainer that was killed keeps its rank until its lease has expired, which ends the session. If it
-is restarted at once, joining waits for that: the session is opened and joined again and again. The
-rank chooses the token by which it joins, so it can leave a session even if the answer to its join
-was lost.
+A trainer that was killed keeps its rank until its lease has expired, which ends the session. If the
+trainer is restarted at once, joining waits for this end: the session is opened and joined again and
+again. The rank chooses the member, the secret by which it joins. So it can leave a session even if
+the answer to its join was lost.
 
-**Detection.** The first call that is answered with an unknown member starts the recovery. It can be
-a call of the loop, of the announcements, or a renewal of the lease, so a rank that computes
-recovers as well. Its thread opens the session again while the other threads wait, and then their
-calls are repeated with the new member. A call with the old member has no effect at the new server.
+**Detection.** The recovery starts with the first call for which the server answers that it does not
+know the member. This can be a call of the loop, an announcement, or a renewal of the lease, so a
+rank that computes recovers as well. The thread of this call opens the session again while other
+threads wait. Then the calls of all threads are repeated with the new member. A call with the old
+member has no effect at the new server.
 
-**Retries.** Recovery may fail, for example because another server of a cluster is restarting. It is
-then retried with the same member, which is closed only when there is no further attempt: a router
-over shards regards a closed member as the end of the run, and forgets the steps that its rank has
-sent.
+**Retries.** Recovery may fail, for example because another server of a cluster is restarting. Then
+it is retried with the same member. The member is closed only when there is no further attempt: for
+a router over shards, a closed member is the end of the run, and the router forgets the steps that
+the rank has sent.
 
 **A trainer that was suspended** for longer than its lease recovers in the same way: its session has
 ended, and the server knows the session's position (`LeaseExpiredError`). Other clients could write
-to its tables meanwhile. So it continues only if t of the tables is unchanged.
+to the session's tables meanwhile. So the trainer continues only if t of the tables is unchanged.
 
 **Conditions.** A session that ended otherwise (a rank failed, another client closed it) is not
-opened again; such an end is recognized by the unchanged process of the server. A session is not
-opened again either if the store is in another epoch, which has lost commands: a rank that did not
+opened again; such an end is recognized by the unchanged process of the server. A session is also
+not opened again if the store is in another epoch, because commands were lost: a rank that did not
 receive the answer to a finished step would repeat that step, while other ranks know it as finished.
-A position that this rank has not brought about belongs to another trainer. If one of several ranks
-loses its lease, that is a failure for all of them (`RankFailedError`), since the other ranks cannot
+If the position does not follow from the steps of this rank, it belongs to another trainer. If one
+of several ranks loses its lease, all ranks fail (`RankFailedError`), since the other ranks cannot
 distinguish a suspended rank from a dead one.
 
-**Several ranks.** Each rank detects the restart by itself, and joins at the new server; then they
-wait for one another as usual. Ranks whose step was not finished send it again, and the sums are the
-same.
+**Several ranks.** Each rank detects the restart by itself, and joins at the new server; then the
+ranks wait for one another as usual. Ranks whose step was not finished send it again, and the sums
+are the same.
 """
 
 import threading
@@ -66,7 +67,8 @@ T = TypeVar("T")
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
 _LEAVE_S = 1.0
-"""Maximum seconds for leaving a session that may not answer: the lease ends the rank, too."""
+"""Maximum seconds for leaving a session whose server may not answer: the lease would end the
+session, too."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Opening:
 
     @property
     def patience_s(self) -> float:
-        """Seconds to wait for the rank and its tables to become free: for the lease of a killed
-        trainer to expire, or for other ranks to leave the previous session."""
+        """Seconds to wait until the rank and its tables are free: until the lease of a killed
+        trainer has expired, or other ranks have left the previous session."""
         options = self.options
         if options.wait_s is not None:
             return options.wait_s
@@ -106,8 +108,8 @@ class Opening:
 
 
 class RankSession:
-    """A rank's session from joining to leaving. Any thread. Steps are finished one by one or, with
-    waits="none", several concurrently."""
+    """A rank's session from joining to leaving. Any thread. Steps are finished one after the other
+    or, with waits="none", concurrently."""
 
     def __init__(self, sessions: Sessions, opening: Opening) -> None:
         """Open the session and join it; wait until the rank and the tables are free.
@@ -119,18 +121,18 @@ class RankSession:
         self._sessions, self._opening = sessions, opening
         self._resuming = threading.Lock()  # Locked while the session is opened again.
         self._guard = threading.Lock()  # Guards the fields below, for short moments.
-        self._member: str | None = None  # None once the rank has left.
+        self._member: str | None = None  # None after the rank has left.
         self._joining: str | None = token_hex(16)  # The member while it joins; None: it has joined.
-        self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced to this member, by step.
+        self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced for this member.
         self._sent_step = 0  # The last step that was sent to be finished.
-        self._has_ended = False  # This rank has no more steps; other ranks may continue.
+        self._has_ended = False  # Whether this rank has no more steps; other ranks may continue.
         self._lost: EmbstoreError | None = None  # Why the session cannot continue.
         self._t: dict[str, int] = {}  # t of each table after all acknowledged steps of this rank.
         self._lease: Lease | None = None
         self._serving = sessions.serving()
         self.facts: SessionFacts
-        """The session as it was when it was joined last."""
-        self._place = 0  # The resume position when the session was joined last.
+        """The facts of the session when this rank last joined it."""
+        self._place = 0  # The resume position when this rank last joined.
         self.last_step = 0
         """The last step known to be finished."""
         try:
@@ -162,10 +164,10 @@ class RankSession:
         """Close the session for this rank, after any outcome.
 
         After a failure, or if the server no longer answers, this takes at most a moment: the lease
-        will end the rest.
+        will end the session.
         """
         with self._guard:
-            members = self._member, self._joining  # The store may have accepted it without answer.
+            members = self._member, self._joining  # The store may have accepted a join unanswered.
             self._member = self._joining = None
         try:
             if self._lease is not None:
@@ -179,7 +181,7 @@ class RankSession:
         is_answered = self._lease is None or self._lease.is_answered
         timeout_s = None if failure is None and is_answered else _LEAVE_S
         try:
-            forgets = self._opening.options.name is None  # unnamed: its position is of no use
+            forgets = self._opening.options.name is None  # without a name, a position is of no use
             self._sessions.close(member, forget=forgets, timeout_s=timeout_s)
         except EmbstoreError as exc:
             if failure is None:
@@ -188,7 +190,8 @@ class RankSession:
 
     @property
     def member(self) -> str:
-        """The present member for calls of this rank; InvalidArgumentError after it has left."""
+        """The present member for calls of this rank; InvalidArgumentError after the rank has
+        left."""
         member = self._member
         if member is None:
             raise InvalidArgumentError("expected the run to be used inside its with block")
@@ -198,7 +201,7 @@ class RankSession:
 
     def call(self, work: Callable[[str], T]) -> T:
         """Return the result of `work`, called with the member. If the session has to be opened
-        again, `work` is repeated with the new member, so it must allow repetition.
+        again, `work` is called once more with the new member, so `work` must allow repetition.
 
         Raises
         ------
@@ -216,7 +219,7 @@ class RankSession:
                 self._go_on(member, ended)
 
     def announce(self, steps: Mapping[int, Mapping[str, Keys]]) -> None:
-        """Announce consecutive steps, beginning with the next one."""
+        """Announce consecutive steps, beginning with the next step."""
 
         def announced(member: str) -> str:
             self._sessions.announce(member, steps)
@@ -231,7 +234,7 @@ class RankSession:
             # The server that received the announcement has restarted since.
 
     def end_steps(self) -> None:
-        """Declare that this rank has no more steps, and wait until no rank has."""
+        """Declare that this rank has no more steps, and wait until no rank has more steps."""
 
         def ended(member: str) -> int:
             return self._sessions.announce(member, {}, is_last=True).ranks_at_work
@@ -249,8 +252,8 @@ class RankSession:
 
         Returns
         -------
-        The answer. If the step was executed and its answer lost: command number 0, and the tables'
-        t.
+        The answer. If the step was executed and its answer was lost: command number 0, and the
+        tables' t.
         """
 
         def finished(member: str) -> AcknowledgedUpdate:
@@ -278,7 +281,8 @@ class RankSession:
                 self._t[name] = max(t, self._t.get(name, t))
 
     def _found_finished(self, verb: str) -> AcknowledgedUpdate:
-        """Return the answer for the step at the resume position, as far as the tables show it."""
+        """Return the answer for the step at the resume position, as far as it can be read from the
+        tables."""
         t = self._sessions.t(self._opening.tables)
         is_unapplied = verb == "updated" and t == self._t
         return AcknowledgedUpdate(0, t, skipped=verb == "skipped" or is_unapplied)
@@ -292,11 +296,12 @@ class RankSession:
         """Open the session again, if the server was restarted since `member` joined, or if the
         member's lease expired.
 
-        Raises `ended` if neither is the case; SessionExpiredError if the server has lost something.
+        Raises `ended` if neither is the case, and SessionExpiredError if the server has lost
+        commands.
         """
         with self._resuming:
             if self._member != member:
-                return  # Another thread has opened it, or the rank has left.
+                return  # Another thread has opened the session, or the rank has left.
             if self._lost is not None:
                 raise type(self._lost)(*self._lost.args)
             process = self._serving.process
@@ -318,7 +323,7 @@ class RankSession:
 
     def _was_silent(self, member: str, ended: EmbstoreError) -> bool:
         """Return whether a member's session has ended because its lease expired."""
-        if isinstance(ended, OutcomeUnknownError):  # it does not show how the session ended
+        if isinstance(ended, OutcomeUnknownError):  # the error does not show how the session ended
             try:
                 self._sessions.renew(member)
             except EmbstoreError as exc:
@@ -357,7 +362,7 @@ class RankSession:
 
     def _check_kept(self, known: int, place: int, serving: Serving) -> None:
         """Raise SessionExpiredError unless the server has exactly the finished steps of this rank:
-        all that the rank knows to be finished, and none that it has not sent."""
+        all steps that the rank knows to be finished, and no step that it has not sent."""
         last = max(self.last_step, self._sent_step)
         if place < known:
             first = place + 1
@@ -387,15 +392,15 @@ class RankSession:
 
     def _was_written(self) -> bool:
         """Return whether another client has changed rows of the tables since this rank joined: the
-        last write of another client is neither before the rank's own writes, nor the one that was
-        the last when the rank joined."""
+        last write of another client is not older than the rank's own writes, and is not the write
+        that was the last when the rank joined."""
         if self._opening.options.shared:
             return False
         shards = zip(self.facts.written, self._written, strict=False)
         return any(now not in (0, then) for now, then in shards)
 
     def _end(self, why: str, serving: Serving) -> NoReturn:
-        """Note why the session cannot continue, and raise that error."""
+        """Note why the session cannot continue, and raise this reason as an error."""
         is_other = serving.process != self._serving.process
         what = "the server was restarted" if is_other else "its lease had run out"
         self._lost = SessionExpiredError(f"session {self._opening.name!r}: {what}, and {why}")

@@ -1,21 +1,23 @@
-"""Batches are read and announced ahead of a loop, which takes one announced step after the other.
+"""Batches are read and announced ahead of a loop; the loop takes one announced step after the
+other.
 
 A step passes three stages, each in its own thread:
 
-    reader       takes a batch, asks `keys` for its keys, makes them unique        -> prepared
+    reader       takes a batch, makes its keys unique (`keys` returns them)        -> prepared
     announcer    announces prepared steps, all of them in one call                 -> announced
     the loop     takes the next announced step; looks it up, and finishes it
 
 Because reader and announcer are separate threads, steps that become ready during a call are sent
 together in the next call, and a slow iterator delays no announcement. A step is read only if it is
-at most `lookahead` steps after the last finished step. That bounds the number of announced keys,
-and of batches in memory.
+at most `lookahead` steps after the last finished step. This limit bounds the number of announced
+keys, and the number of batches in memory.
 
 If the iterator, `keys` or an announcement raises an error, the error is queued after all earlier
 steps, and ends the sequence. The loop raises it at the step at which it occurred.
 
-Rejected: announcing in the loop itself, as every step would wait for the answer. Also rejected: a
-reader that starts again after a break, because the steps announced before are still pending.
+Rejected: announcing in the loop itself, because every step would wait for the answer. Also
+rejected: a reader that starts again after a break, because the steps that were announced before the
+break are still pending.
 """
 
 import itertools
@@ -40,7 +42,7 @@ KeysOf = Callable[[Any], Mapping[str, ArrayLike]]
 
 _NO_BATCH = object()
 _STOP_S = 1.0
-"""Seconds that a loop that ends waits for its threads: an iterator may block for ever."""
+"""Seconds for which the end of a loop waits for the threads: an iterator may block for ever."""
 
 
 class OnceKeys(NamedTuple):
@@ -51,7 +53,7 @@ class OnceKeys(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Whether no key was repeated: then `inverse` is 0, 1, 2, ..."""
+        """Whether no key was repeated. If so, `inverse` is 0, 1, 2, ..."""
         return len(self.keys) == len(self.inverse)
 
     def spread(self, rows: Rows) -> Rows:
@@ -91,13 +93,14 @@ Prepare = Callable[[Any, Mapping[str, OnceKeys]], object]
 
 
 class End(NamedTuple):
-    """The end of the sequence, after the last step, with an exception to raise there, if any."""
+    """The end of the sequence, after the last step, with the exception to raise at this end, if
+    there is one."""
 
     failure: BaseException | None = None
 
 
 class ReadAhead:
-    """Reads and announces steps ahead of one loop. The first step is number `first`; it gets the
+    """Reads and announces steps ahead of one loop. The first step has the number `first` and the
     first batch after `skip` batches, which are left out.
 
     All fields below `_changed` are read and written with its lock.
@@ -118,7 +121,8 @@ class ReadAhead:
         """Start the threads; `prepare` is called with each step in turn, in the reader's thread."""
         self._skip = skip
         self.skipped = 0
-        """Number of batches that were read and left out. For the loop, after its first `take`."""
+        """Number of batches that were read and left out. The loop can read it after its first
+        `take`."""
         self._batches, self._keys, self._announce = batches, keys, announce
         self._tables, self._first, self._lookahead = tables, first, lookahead
         self._prepare = prepare
@@ -128,7 +132,8 @@ class ReadAhead:
         self._finished = first - 1
         self._stopped = False
         self.has_ended = False
-        """Whether the loop has reached the end: no announced step is left. For the loop only."""
+        """Whether the loop has reached the end: no announced step is left. Only the loop uses
+        this."""
         self._threads = [
             threading.Thread(target=target, name=f"embstore-{name}", daemon=True)
             for name, target in (("reader", self._read), ("announcer", self._send))
@@ -165,14 +170,14 @@ class ReadAhead:
         return [item for item in items if isinstance(item, Entry)]
 
     def fail(self, failure: BaseException) -> None:
-        """Raise a failure in the loop, after the announced steps. To be called when no further step
-        can be finished, so that none will be announced."""
+        """Raise a failure in the loop, after the announced steps. Call this when no further step
+        can be finished, so that no further step is announced."""
         with self._changed:
             self._announced.append(End(failure))
             self._changed.notify_all()
 
     def finish(self, number: int) -> None:
-        """Note that a step is finished, so that a later one can be read."""
+        """Note that a step is finished, so that a later step can be read."""
         with self._changed:
             self._finished = max(self._finished, number)
             self._changed.notify_all()
@@ -220,7 +225,7 @@ class ReadAhead:
             self._changed.notify_all()
 
     def _entry(self, number: int, batch: Any) -> Entry:
-        """Return a step with the keys of its batch, made unique, on the host."""
+        """Return a step with the unique keys of its batch, on the host."""
         given = mapping(self._keys(batch), "keys(batch)")
         check_names(given, self._tables, "keys(batch)")
         once = {
@@ -251,7 +256,8 @@ class ReadAhead:
         except BaseException as failure:
             if len(items) == 1 or not isinstance(failure, InvalidArgumentError):
                 return [End(failure)]
-        # A refused call has changed nothing. Repeating it step by step shows which step is wrong.
+        # A refused call has changed nothing. Repeating the call step by step shows which step is
+        # wrong.
         accepted: list[Entry | End] = []
         for item in items:
             accepted += self._accepted([item])
@@ -272,7 +278,7 @@ def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callab
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise InvalidArgumentError if `given`, named `what` in the message, has unknown tables."""
+    """Raise InvalidArgumentError if `given` has unknown tables; the message calls it `what`."""
     unknown = sorted(set(given) - set(known), key=repr)
     if unknown:
         raise InvalidArgumentError(

@@ -3,20 +3,20 @@
 `Run` is one rank's part in a session, over any store. While its loop works on one step, `ReadAhead`
 announces the coming steps.
 
-A loop that is left early stops reading, and the batches that were read are lost to it. Steps that
+If a loop is left early, reading stops, and the batches that were read ahead are lost. Steps that
 were announced and not begun are dropped when the session closes. They are not finished, so a
-session that is opened by the same name continues with the first of them (`last_step` + 1).
+session that is opened by the same name continues with the first of these steps (`last_step` + 1).
 
 **Resuming.** The batches of a run's loops, one loop after the other, are the batches of its steps.
-With `resume` the first batch is that of step 1, and batches of finished steps are read and left
-out, so the caller need not know their number. Without `resume` the first batch is that of step
-`last_step` + 1. The batches themselves do not show whether they begin there, but a caller that
-never reads the position of the session cannot know it. Therefore a run that continues a session
-warns, once, if its first loop begins before `last_step` (or `facts`) was read and without
-`resume=False`. A caller that slices `batches[run.last_step:]` has read the position.
+With `resume` the first batch is the batch of step 1, and batches of finished steps are read and
+left out, so the caller need not know their number. Without `resume` the first batch is the batch of
+step `last_step` + 1. The batches themselves do not show whether they begin at this step, but a
+caller that never reads the position of the session cannot know the step. Therefore a run that
+continues a session warns, once, if its first loop begins before `last_step` (or `facts`) was read
+and without `resume=False`. A caller that slices `batches[run.last_step:]` has read the position.
 
 If a server is stopped or killed, and started again, the run waits for it. The loop continues at its
-step, if nothing is lost: see `rank_session`.
+step if no commands are lost: see `rank_session`.
 
     step         the interface of one step for the body of the loop
     exchange     the calls that steps make; write_behind: the calls of a run with waits="none"
@@ -62,11 +62,11 @@ def _own_name() -> str:
         script = "python"
     made = f"{script[-60:]}@{socket.gethostname()[:60]}-pid{os.getpid()}"
     plain = "".join(c if c.isprintable() and c not in ": " else "_" for c in made)
-    return f"{plain}-{token_hex(4)}"  # a process may have several, and process ids are reused
+    return f"{plain}-{token_hex(4)}"  # a process can have several; process ids are reused
 
 
 class Run:
-    """One rank's part in a session, inside a with block. Not to be shared between threads."""
+    """One rank's part in a session, inside a with block. Threads must not share a run."""
 
     def __init__(self, sessions: Sessions, tables: Iterable[str], **options: Any) -> None:
         """Prepare a run; nothing is opened before the with block.
@@ -94,11 +94,11 @@ class Run:
         self._resume = given.resume
         self._session: RankSession | None = None  # None before the with block.
         self._exchange: SessionExchange | None = None  # None before the with block.
-        self._broken_off = False  # A loop was left early: some announced steps were not begun.
+        self._broken_off = False  # Whether a loop was left before its announced steps.
         self._times = Times()
         self._has_warned = False
-        self._left_out = 0  # How many more batches of finished steps its loops have to leave out.
-        self._is_place_known = True  # Whether the caller knows the resume position, as far as seen.
+        self._left_out = 0  # How many more batches of finished steps the loops have to leave out.
+        self._is_place_known = True  # Whether the caller seems to know the resume position.
 
     def __enter__(self) -> Self:
         """Open the session and join it; wait until the rank and the tables are free.
@@ -127,16 +127,16 @@ class Run:
     ) -> None:
         """Close the session for this rank, after any outcome.
 
-        With waits="none" it first waits until all finished steps are acknowledged. After a failure,
-        or if the server no longer answers, it waits for at most a moment: the lease will end the
-        rest.
+        With waits="none" this first waits until all finished steps are acknowledged. After a
+        failure, or if the server no longer answers, the wait takes at most a moment: the lease will
+        end the session.
         """
         try:
             self._stop_reading()
             if self._exchange is not None:
                 self._exchange.close(failure)
         finally:
-            self._exchange = None  # free its rows, which may be many
+            self._exchange = None  # free the rows in it, which may be many
             self._joined.leave(failure or sys.exception())
 
     @property
@@ -159,27 +159,27 @@ class Run:
 
     @property
     def facts(self) -> SessionFacts:
-        """The session as it was when it was opened; InvalidArgumentError before that."""
+        """The facts of the session when it was opened; InvalidArgumentError before it is opened."""
         self._is_place_known = True
         return self._joined.facts
 
     @property
     def last_step(self) -> int:
         """The last step that is finished at the store; 0: no step. The next loop begins with the
-        step after it. With waits="none" the loop may be ahead of it."""
+        step after this step. With waits="none" the loop may be ahead of this step."""
         self._is_place_known = True
         return 0 if self._session is None else self._session.last_step
 
     def expect_place(self, last_step: int) -> None:
-        """Declare that the caller's batches begin after `last_step`. If the session continues
-        there, no loop warns about the position."""
+        """Declare that the caller's batches begin after `last_step`. If the session continues after
+        this step, no loop warns about the position."""
         self._is_place_known |= self._joined.last_step == last_step
 
     def in_session(self, work: Callable[[str], T]) -> T:
-        """Return the result of `work`, a function that makes calls with the member that it gets.
+        """Return the result of `work`, a function that gets a member and makes calls with it.
 
         If the server is restarted and has lost nothing, `work` is called once more, with the member
-        of the session that was opened again. It must find out which of its calls were executed
+        of the session that was opened again. `work` must find out which of its calls were executed
         before.
         """
         return self._joined.call(work)
@@ -196,7 +196,8 @@ class Run:
         Parameters
         ----------
         batches : any iterable of values that `keys` understands; a background thread iterates over
-            it. With `resume` it has the batches of all steps, and finished steps are left out
+            it. With `resume`, `batches` has the batches of all steps, and batches of finished steps
+            are left out
         keys : function that returns a batch's keys by table, (n,) int64 in any order, repeated or
             not
         prepare : function that gets a batch and its distinct keys, {table: `OnceKeys`}; called in
@@ -204,8 +205,8 @@ class Run:
 
         Raises
         ------
-        InvalidArgumentError : outside the with block, within another loop, or after a loop that was
-            left early; or, at the step of the batch, if `keys` returned wrong keys.
+        InvalidArgumentError : called outside the with block, within another loop, or after a loop
+            that was left early; or, at the step of the batch, if `keys` returned wrong keys.
         Errors of `batches`, `keys` and `prepare`, at the step of the batch.
         """
         session, _ = self._joined, self.member
@@ -245,15 +246,15 @@ class Run:
     def join(self) -> None:
         """Declare that this rank has no more steps, and wait until no rank has more steps.
 
-        It is for ranks with unequal numbers of batches, after the loop. Steps of other ranks then
-        no longer wait for this rank, as in `torch.distributed.algorithms.Join`. Afterwards
+        Call this after the loop, if ranks have unequal numbers of batches. Steps of other ranks
+        then no longer wait for this rank, as in `torch.distributed.algorithms.Join`. Afterwards
         `last_step` is the last step of all ranks, and the run accepts no more steps.
 
         Raises
         ------
-        InvalidArgumentError : within a loop, or after a loop that was left early.
-        RankFailedError : another rank has failed, has never joined, or has left before its last
-            step.
+        InvalidArgumentError : this was called within a loop, or after a loop that was left early.
+        RankFailedError : another rank has failed, has never joined the session, or has left it
+            before its last step.
         """
         if self._ahead is not None or self._broken_off:
             raise InvalidArgumentError(
@@ -268,12 +269,12 @@ class Run:
         self._joined.end_steps()
 
     def delete(self, table: str, keys: ArrayLike) -> Deleted:
-        """Delete rows of one of the run's tables, as `Table.delete`. It can be called within a
-        loop, too, between the calls of its steps. Later lookups return the initial rows, also in a
+        """Delete rows of one of the run's tables, as `Table.delete` does. This can be called within
+        a loop, too, between the calls of a step. Later lookups return the initial rows, also in a
         step that was announced before.
 
         A step that was looked up before the deletion is updated as if it had been looked up after
-        it: gradients of deleted rows are applied to the initial rows.
+        the deletion: gradients of deleted rows are applied to the initial rows.
 
         Raises
         ------
@@ -283,7 +284,7 @@ class Run:
         return self._deleted(lambda member: self._sessions.delete_rows(member, table, keys))
 
     def clear(self, table: str) -> Deleted:
-        """Delete all rows of one of the run's tables; as `delete` otherwise."""
+        """Delete all rows of one of the run's tables, as `delete` deletes some rows."""
         return self._deleted(lambda member: self._sessions.clear_table(member, table))
 
     def _deleted(self, delete: Callable[[str], Deleted]) -> Deleted:
@@ -315,7 +316,7 @@ class Run:
     ) -> AbstractContextManager[Callable[[], object]]:
         """Yield a function to call after each step. At the end, even after a failure, write the
         run's history to a file for `embstore report`. If `path` is None, write nothing."""
-        from embstore_training.history import reporting  # here: it imports this module
+        from embstore_training.history import reporting  # here, because history imports this module
 
         return reporting(store, self, path)
 
@@ -341,7 +342,7 @@ class Run:
             )
 
     def _warn_of(self, step: Step) -> None:
-        """Warn once about a step whose rows were looked up, and which the loop does not finish."""
+        """Warn once about a step whose rows were looked up and that the loop does not finish."""
         if step.was_looked_up and not self._has_warned:
             self._has_warned = True
             warnings.warn(

@@ -1,8 +1,8 @@
-"""One step of a run, for the body of its loop: looked up, then finished once.
+"""One step of a run, for the body of its loop. A step is looked up, and then finished once.
 
 Rows and gradients are per key, per distinct key, or per bag (`bags`). The exchange decides where
-they are and how they are transferred: at the store, in a write-behind run, or on a replica of hot
-rows.
+rows are and how they are transferred: in a session with the store, in a write-behind run, or on a
+replica of hot rows.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,8 @@ class Step:
         return bool(self._entry.finished_by)
 
     def lookup(self) -> dict[str, Any]:
-        """Return a row for each key of the batch, in its order: (n, dim) float32 by table."""
+        """Return a row for each key of the batch, in the order of the keys: (n, dim) float32 by
+        table."""
         return self._looked_up(dict.fromkeys(self._entry.once, "keys"))
 
     @property
@@ -65,10 +66,10 @@ class Step:
 
         Parameters
         ----------
-        out : function that makes the arrays to be filled and returned, float32. It is called with
-            the names of all tables of the batch, and the shapes. The arrays are in the memory of
-            the store's device, if the step reaches it; for an embedded store they can also be on
-            the host
+        out : function that makes the float32 arrays to be filled and returned. It is called with
+            the names of all tables of the batch, and the shapes of the arrays. The arrays are in
+            the memory of the store's device, if the step reaches it; for an embedded store they can
+            also be on the host
 
         Raises
         ------
@@ -92,17 +93,17 @@ class Step:
     ) -> dict[str, Any]:
         """Return the pooled rows of each bag, (bags, dim) by table; an empty bag gets zeros.
 
-        Usually a server pools them. But if the next step has at most three ids per bag of this
-        step, the server sends the next step's rows early, as for `lookup`, and they are pooled
-        here, to the same bits. If rows are rounded for the network, the server always pools.
+        Usually a server pools the rows. But if the next step has at most three ids per bag of this
+        step, the server sends the next step's rows early, as for `lookup`, and these rows are
+        pooled here, to the same bits. If rows are rounded for the network, the server always pools.
 
         Parameters
         ----------
         offsets : by table, (bags + 1,) int64 from 0 to n: bag b has the batch's keys from
-            offsets[b] to offsets[b + 1]; None: the table is plain, its rows are as in `lookup`
-        mode : one mode for all tables, or a mode by table; a table that it does not name has "sum"
-        weights : by table, for some of the tables with offsets, (n,) float32, finite; with "sum"
-            only
+            offsets[b] to offsets[b + 1]; None: the table is not pooled, and its rows are as in
+            `lookup`
+        mode : one mode for all tables, or a mode by table; a table that is not named has "sum"
+        weights : by table, (n,) float32, finite, for some or all tables with offsets and mode "sum"
 
         Raises
         ------
@@ -144,7 +145,7 @@ class Step:
         Raises
         ------
         InvalidArgumentError : gradients have another shape, dtype or table, or a sum is not finite;
-            the step is unchanged. Or the step is finished already.
+            in these cases the step is unchanged. Or the step is finished already.
         """
         options = self._options(learning_rate, gradient_scale, on_nonfinite)
         return self._update(dict.fromkeys(gradients, "keys"), gradients, options)
@@ -165,7 +166,7 @@ class Step:
             (`embstore.arithmetic.sum_by_key`), which are sent unchanged. With `SomeGradients`, keys
             that are left out are not updated.
 
-        Returns, raises : as `update`.
+        Returns, raises : as in `update`.
         """
         options = self._options(learning_rate, gradient_scale, on_nonfinite)
         return self._update(dict.fromkeys(gradients, "unique"), gradients, options)
@@ -185,7 +186,7 @@ class Step:
         gradients : by table, (bags, dim) float32, for the bags, mode and weights of the last
             `lookup_pooled`; for a table that was not pooled (n, dim), one per key, as in `update`
 
-        Returns, raises : as `update`.
+        Returns, raises : as in `update`.
         """
         options = self._options(learning_rate, gradient_scale, on_nonfinite)
         forms: Forms = {table: self._entry.bags.get(table, "keys") for table in gradients}
@@ -207,7 +208,7 @@ class Step:
         gradients : by table; `bags.inverse` is int32, the index of each occurrence in the order of
             `lookup_unique`. A key that does not occur is not updated
 
-        Returns, raises : as `update`.
+        Returns, raises : as in `update`.
         """
         options = self._options(learning_rate, gradient_scale, on_nonfinite)
         forms: Forms = {table: given.bags for table, given in gradients.items()}

@@ -1,8 +1,8 @@
-"""The time of a loop by its parts: its own work, and its waits.
+"""The time of a loop, divided into the loop's own work and its waits.
 
 At any time the loop's thread waits for a batch, waits for rows, finishes a step, or does its own
-work. One clock measures the whole loop, and one clock each of the first three parts. The rest is
-the loop's own work.
+work. One clock measures the whole loop, and three clocks measure the first three parts. The
+remaining time is the loop's own work.
 """
 
 from time import perf_counter
@@ -10,16 +10,19 @@ from typing import NamedTuple
 
 
 class RunStats(NamedTuple):
-    """How many steps a run's loop has taken, and the seconds of its thread by part."""
+    """The number of steps that a run's loop has taken, and the seconds of the loop's thread by
+    part."""
 
     steps: int
     """The number of steps that the loop has taken."""
     batch_s: float
-    """Waiting for the next batch to be read and announced: the loader or `keys` is slow."""
+    """Waiting until the next batch is read and announced. If this is long, the loader or `keys` is
+    slow."""
     lookup_s: float
     """Waiting for rows: for earlier steps, for the cache, or for the network."""
     send_s: float
-    """Finishing steps: gradients are sent, and applied together with those from other ranks."""
+    """Finishing steps: gradients are sent, and applied together with the gradients of other
+    ranks."""
     compute_s: float
     """Everything else in the loop."""
     skipped: int = 0
@@ -27,7 +30,7 @@ class RunStats(NamedTuple):
 
 
 class Times:
-    """Measures a run's loops, one after the other. The loop's thread only."""
+    """Measures the loops of a run, one loop after the other. The loop's thread only."""
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0

@@ -24,10 +24,10 @@ class SlotGradients(NamedTuple):
 
     slots: Slots  # (u,)
     dim: int
-    rows: Any  # (n, dim), or (bags, dim): of the host, or of the device
+    rows: Any  # (n, dim), or (bags, dim); on the host or on the device
     inverse: NDArray[np.int32] | None = None
-    """The slot of each occurrence, shape (n,), below u; each slot occurs. None: each slot occurs
-    once, in order."""
+    """For each occurrence, the index of its slot in `slots`, shape (n,); every slot occurs. None:
+    each slot occurs once, in order."""
     bags: Bags | None = None
     """The bags that contain the occurrences; None: no bags."""
 
@@ -37,7 +37,7 @@ class SlotSums(NamedTuple):
 
     sums: Any  # (u, dim) on the device, or another form that a `LentDevice` or its rows accept
     may_be_refused: bool
-    """Whether rule 9 may refuse one of the sums."""
+    """Whether rule 9 of contract.md may refuse one of the sums."""
 
 
 class LentRows(Protocol):
@@ -52,8 +52,8 @@ class LentRows(Protocol):
         """
 
     def take(self, slots: Slots) -> Any:
-        """Return the weights of slots, repeated or not, (n, dim), as a new array of the device,
-        like the arrays of a `LookupStep` with ON_DEVICE."""
+        """Return the weights of slots, shape (n, dim), as a new array on the device, like the
+        arrays of a `LookupStep` with ON_DEVICE. Slots can be repeated."""
 
     def pooled(self, slots: Slots, inverse: NDArray[np.int32], bags: Bags) -> Any:
         """Return the pooled weights of bags of slots, (bags, dim), as `take` does.
@@ -102,8 +102,8 @@ class LentDevice(Protocol):
         """
 
     def summed(self, given: Mapping[str, SlotGradients], scale: float) -> dict[str, SlotSums]:
-        """Return the scaled sums of tables by slot (contract.md, rules 2, 4, 8). Waits for the
-        device once, so that it no longer reads the gradients after the call.
+        """Return, for each table, the scaled sum of gradients per slot (contract.md, rules 2, 4,
+        8). The call waits for the device once, which no longer reads the gradients afterwards.
 
         Raises
         ------

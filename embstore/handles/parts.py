@@ -15,7 +15,7 @@ from embstore.results import RowsRead
 
 
 def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
-    """Return an argument that is given for some or none of a call's tables; None: for none."""
+    """Return an argument {table: value} that names some or none of a call's tables. None is {}."""
     given = mapping({} if value is None else value, what)
     unknown = sorted(given.keys() - set(names), key=repr)
     if unknown:
@@ -59,7 +59,8 @@ def gradients(value: Any) -> tuple[c.TableGradients, ...]:
 
 
 def filled(read: RowsRead, outs: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return rows by table: the caller's filled output if one was given, else the read rows."""
+    """Return rows by table: the caller's output array, filled, if there is one, else the rows that
+    were read."""
     own = {name: out for name, out in outs.items() if out is not None}
     return {table.table: own.get(table.table, table.rows) for table in read.tables}
 

@@ -8,7 +8,7 @@ from embstore.handles.lent import LentDevice
 
 
 class Reach:
-    """Methods of `Sessions` about the place where rows of steps can be. Any thread."""
+    """Methods of `Sessions` about the memory in which rows of steps can be. Any thread."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -20,12 +20,13 @@ class Reach:
 
     @property
     def reaches_device(self) -> bool:
-        """Whether rows of steps can be `on_device`. A call to the store's server, if it has one."""
+        """Whether rows of steps can be `on_device`. If the store has a server, this calls the
+        server."""
         return self.reaches()
 
     def reaches(self, name: str | None = None) -> bool:
         """Return whether rows of steps can be `on_device`, on the device that this process calls
-        `name` ("cuda:1"); None: by any name. A call to the store's server, if it has one."""
+        `name` ("cuda:1"); None: by any name. If the store has a server, this calls the server."""
         try:
             self.check_device(name)
         except (InvalidArgumentError, CapacityError):
@@ -37,7 +38,8 @@ class Reach:
 
         Raises
         ------
-        InvalidArgumentError : this process cannot use the store's device, or not by this name.
+        InvalidArgumentError : this process cannot use the store's device, or calls it by another
+            name.
         CapacityError : the server's driver or container exports no memory, or no memory is left.
         """
         self._executor.check_device(name)

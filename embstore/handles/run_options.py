@@ -22,7 +22,7 @@ class RunOptions:
     Parameters
     ----------
     lookahead : number of steps that are announced beyond the last finished step; with 1 only the
-        current step is announced, and no rows arrive while the step before it computes
+        current step is announced, and no rows arrive while the previous step computes
     name : name by which the run can be resumed and its ranks find each other; None: the run has one
         rank and cannot be resumed
     rank, world_size : index of this trainer, and number of the trainers that share each step
@@ -30,24 +30,27 @@ class RunOptions:
     shared : whether other clients can write to the tables too
     lease_ms : milliseconds for which a trainer can be silent before its session ends
     rank_timeout_ms : time in milliseconds that ranks wait for one another before the session fails
-    wait_s : longest time in seconds that entering a run waits until a rank and tables are free that
-        a killed trainer has until its lease runs out; None: one and a half leases
+    wait_s : longest time in seconds for which entering a run waits for a rank and tables that
+        another trainer uses; if that trainer was killed, rank and tables are free when its lease
+        runs out. None: one and a half leases
     waits : "late": each update waits for the store, and each lookup waits for the rows that the
         update changed; "none": the trainer applies updates itself, and the store follows
     depth : with waits="none", the most steps that can be finished at the trainer and not yet
         acknowledged, at most `lookahead`; None: 4, or `lookahead` if that is less
     all_gather : with waits="none" and several ranks, a function that returns the objects which all
         ranks passed to it, in rank order, as `torch.distributed.all_gather_object` does
-    resume : whether the loops of a run with a used name are given the batches of all its steps. If
-        True, the batches of finished steps are read and left out; if False or None, the loops are
-        given the batches after `last_step`. None warns if `last_step` was never read
+    resume : for a run whose name was used before: True if the loops are given the batches of all
+        steps; the loops then read and leave out the batches of finished steps. False or None: the
+        loops are given only the batches after `last_step`; None gives a warning if `last_step` was
+        never read
     rows : memory in which lookups of steps return rows. "host": the host's memory. "device": the
-        memory of the store's device (CuPy arrays of a GPU, NumPy arrays on the CPU), where the
-        store then spreads rows over occurrences and sums gradients, which can be there too. The
-        store must be embedded, or its server must share its GPU's memory with this process. "auto":
-        the memory of the keys of the batch, so that all of a step stays on the GPU if its keys are
-        there; the host's memory if the device cannot be reached. With waits="none" and
-        rows="device", which needs an embedded store, the trainer's own rows are on the device too
+        memory of the store's device (CuPy arrays of a GPU, NumPy arrays on the CPU). The store then
+        spreads rows over occurrences and sums gradients in that memory, and the gradients can be in
+        it, too. The store must be embedded, or its server must share its GPU's memory with this
+        process. "auto": the memory of the keys of the batch, so that all of a step stays on the GPU
+        if its keys are there; the host's memory if the device cannot be reached. With waits="none"
+        and rows="device", which needs an embedded store, the trainer's own rows are on the device
+        too
     """
 
     lookahead: int = LOOKAHEAD

@@ -29,14 +29,14 @@ class Scan:
 
     Each batch is (keys (n,) int64, weights (n, dim) float32), followed by state (n, state_dim)
     float32 if the caller asked for it. A scan is closed at its end, by `close`, and as a context
-    manager. With `since`, its end is reached when both its rows and its deleted keys have been
-    read. A store ends a scan that has not been read for ten minutes. One thread at a time can use a
-    scan.
+    manager. With `since`, a scan is at its end when its rows and its deleted keys have been read. A
+    store ends a scan that has not been read for ten minutes. One thread at a time can use a scan.
 
     Raises, when a batch, a page or deleted keys are read
     -----------------------------------------------------
-    SessionExpiredError : the scan was ended by the store: unread for ten minutes, or the store was
-        restored or opened again. A closed scan raises nothing, and yields no more batches.
+    SessionExpiredError : the store has ended the scan, because it was not read for ten minutes, or
+        because the store was restored or opened again. A closed scan raises nothing, and yields no
+        more batches.
     CorruptTableError : a record differs from its written bytes.
     """
 
@@ -62,7 +62,8 @@ class Scan:
         self.label = label
         """The checkpoint that is read; None: a commit that was made for the scan."""
         self.since = since
-        """The checkpoint whose rows the scan omits unless they were written again; None: none."""
+        """The checkpoint whose rows the scan omits unless they were written again; None: it omits
+        no rows."""
         self.command: int = facts.command
         """The last command whose effect is in the rows."""
         self.since_command: int = facts.since_command
@@ -79,7 +80,7 @@ class Scan:
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
-        self._rows_came = False  # the batch after the last was asked for
+        self._rows_came = False  # whether the batch after the last one was asked for
         self._deleted_came = not facts.deleted
         state_dim = self.config.state_dim if with_state else 0
         row_bytes = VALUE_BYTES * (self.config.dim + state_dim)
@@ -110,7 +111,7 @@ class Scan:
         return _batch(page)
 
     def page(self, low: int, rows: int) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
-        """Return, as a batch, at most `rows` rows, the first whose keys are not below `low`.
+        """Return a batch of the first `rows` rows, or fewer, whose keys are not below `low`.
 
         The position of the iteration does not change.
         """

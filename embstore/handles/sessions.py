@@ -95,7 +95,8 @@ class Serving(NamedTuple):
     """The process that runs the sessions now, and the store's state."""
 
     process: str
-    """The id of the server's process, with which its sessions end. Empty: the store is embedded."""
+    """The id of the server's process; sessions end with the process. Empty: the store is
+    embedded."""
     epoch: int
     """The store's epoch. A change of the epoch means that commands were lost."""
 
@@ -108,7 +109,7 @@ class Sessions(Reach):
     the same answer. A call renews its member's lease when it begins, but not while it waits for a
     server: a client whose call may wait longer than the lease must call `renew` meanwhile.
 
-    One class, because each command of a session is a method with its own documentation.
+    One class has all commands of a session, because each is a method with its own documentation.
     """
 
     # Opening and closing
@@ -126,7 +127,7 @@ class Sessions(Reach):
         rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
         waits: c.Waits = "late",
     ) -> SessionFacts:
-        """Open a session, or return the one that is open by this name with these options.
+        """Open a session, or return the session that is open by this name with these options.
 
         Parameters
         ----------
@@ -137,7 +138,7 @@ class Sessions(Reach):
         world_size : number of ranks that share each step
         planner : time at which rows are fetched. "per_step": just in time for their step;
             "group:N": for N steps at once; "window": as soon as their step is announced
-        shared : whether other clients can write to the tables as well; no rows are early then
+        shared : whether other clients can write to the tables as well; no rows arrive early then
         lease_ms : milliseconds for which a rank can be silent before the session ends; ten minutes
             at most
         rank_timeout_ms : milliseconds that ranks wait for one another before the session fails
@@ -179,7 +180,8 @@ class Sessions(Reach):
         return self._executor.execute(c.JoinSession(name, rank, chosen))
 
     def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
-        """Renew the rank's lease, as all its other calls do. Does not wait for other ranks."""
+        """Renew the rank's lease, as all its other calls do. This call does not wait for other
+        ranks."""
         return self._executor.execute(c.RenewLease(member), timeout_s=timeout_s)
 
     def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
@@ -200,8 +202,7 @@ class Sessions(Reach):
         self._executor.execute(c.EndSession(name))
 
     def serving(self) -> Serving:
-        """Return the process that runs the sessions, which changes with a restart, and the
-        epoch."""
+        """Return the process that runs the sessions (it changes with a restart), and the epoch."""
         found = self._executor.execute(c.GetServerInfo())
         return Serving(found.process, found.context.epoch)
 
@@ -230,14 +231,14 @@ class Sessions(Reach):
         ----------
         steps : {step: {table: (u,) int64, unique}}, consecutive steps; a step that was announced
             before with the same keys is skipped
-        is_last : whether this rank has no steps after these steps. It still finishes all steps that
-            it has announced; later steps of the other ranks do not wait for it
+        is_last : whether this rank has no steps after these steps. The rank still finishes all
+            steps that it has announced; later steps of the other ranks do not wait for it
 
         Raises
         ------
-        InvalidArgumentError : a step is not the next one, or is more than the session's
-            lookahead_steps_max ahead; keys repeat or are out of range; a table is not the
-            session's; steps follow the last step. None of the steps is announced.
+        InvalidArgumentError : a step is not the next step, or is more than the session's
+            lookahead_steps_max ahead; keys repeat or are out of range; the session lacks a table;
+            steps follow the last step. None of the steps is announced.
         """
         named = tuple(
             c.StepKeys(step, tuple(c.StepTable(name, keys) for name, keys in of_step.items()))
@@ -259,13 +260,13 @@ class Sessions(Reach):
         finished.
 
         out : {table: (u, dim) float32}, arrays to fill and return for some of the tables; or a
-            function that makes the arrays of all tables. Where `reaches_device`, the arrays can be
-            in the memory of the device that has the tables, as in `Table.lookup`; the arrays of a
-            function must be in that memory, unless the store is embedded
+            function that makes the arrays of all tables. If `reaches_device` is True, the arrays
+            can be in the memory of the device that has the tables, as in `Table.lookup`; the arrays
+            of a function must be in that memory, unless the store is embedded
         on_device : whether the rows are new arrays in the memory of the device that has the tables:
-            CuPy arrays of a GPU, which CuPy's current stream uses after the store's work. A server
-            that shares its GPU's memory with this process lends the arrays, as in `Table.lookup`;
-            use them in that stream, or in the stream in which the step's gradients are computed
+            CuPy arrays of a GPU, complete for later work in CuPy's current stream. A server that
+            shares its GPU's memory with this process lends the arrays, as in `Table.lookup`; use
+            them in that stream, or in the stream in which the step's gradients are computed
         timeout_s : longest wait for earlier steps, in seconds; None: the session's rank_timeout_ms
 
         Raises
@@ -352,10 +353,10 @@ class Sessions(Reach):
         leave out some keys, which are not updated. `BagGradients` belong to occurrences, and are
         summed by key.
 
-        learning_rate : rate for this update only, also by table; None: the tables' rates
+        learning_rate : one rate, or rates by table, for this update only; None: the tables' rates
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
-            announced tables and keys in their order; None: no check. With shards only a
-            `embstore.commands.RowsChecksum` is compared
+            announced tables and keys in their order; None: no check. A cluster compares only an
+            `embstore.commands.RowsChecksum`
         is_finite : whether rule 9 accepts the update of all ranks, if the caller knows; False skips
             the update (or refuses it, see `on_nonfinite`)
 
@@ -416,9 +417,9 @@ class Sessions(Reach):
         uses the table.
 
         The deletion is executed in its turn on the engine, usually between two steps. A step that
-        is looked up after it gets rows without the deleted content, even if its rows were sent
-        early or requested by `prefetch_step`. A step that was looked up before it can still be
-        updated.
+        is looked up after the deletion gets rows without the deleted content, even if its rows were
+        sent early or requested by `prefetch_step`. A step that was looked up before the deletion
+        can still be updated.
 
         Raises
         ------

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
-    """A store: its tables, sessions and checkpoints. A context manager that closes it.
+    """A store: its tables, sessions and checkpoints. As a context manager, it is closed at the end.
 
     Closing an embedded store commits it; closing a server's store ends the connection.
     """
 
     def __init__(self, executor: Executor, *, timeout_s: float | None = None) -> None:
-        """Create a store whose commands `executor` executes, which must answer within
-        `timeout_s`."""
+        """Create a store whose commands `executor` executes. The executor must answer the first
+        command within `timeout_s`."""
         self.executor = executor
         """The executor of commands; for an embedded store the engine."""
         self.sessions = Sessions(executor)
@@ -100,11 +100,11 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
                     ...
                     step.update({"ads": gradients})
 
-        Every lookup of a step hits the cache, and the bits of the tables do not depend on it. Over
-        a network, the rows of a step arrive while the step before it computes. After a restart of
-        the server, the run's next call raises SessionExpiredError or OutcomeUnknownError; a run
-        with a `name` can then be opened again, and continues after the `last_step` of the server's
-        last commit.
+        Every lookup of a step hits the cache, and the bits of the tables do not depend on
+        look-ahead. Over a network, the rows of a step arrive while the step before it computes.
+        After a restart of the server, the run's next call raises SessionExpiredError or
+        OutcomeUnknownError; a run with a `name` can then be opened again, and continues after the
+        `last_step` of the server's last commit.
 
         Parameters
         ----------
@@ -171,7 +171,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold.
 
-        For tests, and for times without other calls.
+        Call this in tests, and at times without other calls.
         """
         violation = self.executor.execute(c.CheckIntegrity())
         assert not violation, violation

@@ -25,10 +25,10 @@ class StoreCache:
         """Change the cache's budget at run time. Rows may move; their bits do not change.
 
         The cache is then as if it had been opened with that budget, including the sizes of its
-        slabs. A larger cache fills as rows are used. For a smaller one, rows leave until the rest
-        fits: the rows of the last slabs, not the coldest rows. Dirty rows are written to the log
-        first, and the memory is returned to the system. The call takes no command number, and also
-        works on a read-only store.
+        slabs. A larger cache fills as rows are used. From a smaller cache, rows are removed until
+        the remaining rows fit: the rows of the last slabs, not the coldest rows. Dirty rows are
+        written to the log first, and the memory is returned to the system. The call takes no
+        command number, and also works on a read-only store.
 
         Parameters
         ----------
@@ -39,8 +39,8 @@ class StoreCache:
         InvalidArgumentError : the value is no integer >= 1.
         CapacityError : the budget is too small for the existing layouts (the message names the
             smallest sufficient budget), the system has not enough address space, or the disk has no
-            space for the dirty rows that must leave. The budget stays; in the last case some rows
-            have left the cache.
+            space for the dirty rows that must leave. The budget does not change; if the disk has no
+            space, some rows have left the cache.
         """
         self.executor.execute(c.ResizeCache(cache_bytes))
 
@@ -108,14 +108,13 @@ class StoreCache:
     ) -> int:
         """Read the rows of highest profiled frequency into the cache; return their number.
 
-        Other calls are executed meanwhile. A server continues after the end of this call, by
-        `timeout_s` or by an error that `progress` raises; a second call then joins the running
-        warm-up.
+        Other calls are executed meanwhile. If this call ends by `timeout_s`, or by an error that
+        `progress` raises, a server continues the warm-up, and a second call joins it.
 
         Parameters
         ----------
         share : share of the slots to fill, above 0 and at most 1
-        progress : function that is called with the number of rows that are read, and the total
+        progress : function that is called with the number of rows read so far, and the total number
         """
         command = c.WarmCache(share)
         return self.executor.execute(command, progress=progress, timeout_s=timeout_s).rows

@@ -16,8 +16,8 @@ class StoreCheckpoints:
 
     executor: Executor
     unsent: list[Callable[[], str]]
-    """Functions that each describe updates made elsewhere that the store does not have yet, or
-    return an empty text."""
+    """Functions, each of which returns a text about updates that were made elsewhere and that the
+    store does not have yet; an empty text if there are no such updates."""
 
     def checkpoint(
         self,
@@ -29,8 +29,8 @@ class StoreCheckpoints:
         """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
 
         The `checkpoints_keep` newest labels can be restored, and also the labels that
-        `set_retention` protected. A label cannot be used again while it is kept. Warns if a
-        hot/cold run over this store has trained rows since its last exchange.
+        `set_retention` protected. A label cannot be used again while it is kept. The call warns if
+        a hot/cold run over this store has trained rows since the run's last exchange.
 
         Raises
         ------
@@ -55,7 +55,7 @@ class StoreCheckpoints:
 
         Parameters
         ----------
-        retention : "protected": newer checkpoints do not push it out, and it cannot be dropped;
+        retention : "protected": newer checkpoints do not displace it, and it cannot be dropped;
             "routine", as for a new checkpoint: in each folder, all protected checkpoints and the
             last `checkpoints_keep` routine ones are kept; "dropped": it is no longer kept
 
@@ -105,13 +105,13 @@ class StoreCheckpoints:
             or contain backups of this store. On the store's own file system, backups are hard links
             to the store's files, and take no space.
         label : a kept checkpoint; None: the store commits, and the backup is called "command-N"; no
-            checkpoint is made or dropped for it
+            checkpoint is made or dropped for the backup
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept.
         InvalidArgumentError : the destination has other contents, which have not changed.
-        PermissionDeniedError : the server does not let clients write backups there.
+        PermissionDeniedError : the server does not let clients write backups to the destination.
         CapacityError, StorageError : no space, or no access; earlier backups are unchanged.
         """
         return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)

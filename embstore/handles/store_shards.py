@@ -12,7 +12,8 @@ class StoreShards:
     executor: Executor
 
     def promote(self) -> None:
-        """Make the standby that this connection reaches the leader; a leader stays a leader.
+        """Promote the standby at the other end of this connection to a leader; a leader stays a
+        leader.
 
         Raises
         ------
@@ -40,14 +41,16 @@ class StoreShards:
         """Make a shard refuse all commands that write, and return its position.
 
         The pause ends when writes are resumed, or when the shard gets the next map. Without a lease
-        the pause is durable when this returns; with a lease it also ends when the lease has run
-        out, or with a restart. Clients of the cluster repeat refused commands until their timeouts.
+        the pause is durable when this call returns; with a lease it also ends when the lease has
+        run out, or with a restart. Clients of the cluster repeat refused commands until their
+        timeouts.
 
         Parameters
         ----------
         by : name of the client that pauses writes, 1 to 255 printable characters; the client can
             repeat the call
-        until : barrier that other shards have reached: the shard still applies commands before it
+        until : barrier (a position between two commands) that other shards have reached; the shard
+            still applies the commands before this barrier
         lease_ms : duration of the lease in milliseconds; 0: the pause has no lease
 
         Raises

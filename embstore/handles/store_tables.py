@@ -1,7 +1,7 @@
 """The tables of a store: created, found and dropped; and calls that name several tables.
 
-A call that names several tables costs no more than one call. An update of several tables is applied
-to all of them or to none.
+A call that names several tables costs no more than a call that names one. An update of several
+tables is applied to all of them or to none.
 """
 
 import warnings
@@ -177,7 +177,8 @@ class StoreTables:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply one update to several tables, all or none: {name: (keys (n,), gradients (n, dim))}.
+        """Apply one update, {name: (keys (n,), gradients (n, dim))}, to all of several tables or to
+        none.
 
         The options are as in `Table.update`. Learning rates can be given by table, {name: rate}:
         other tables use their own rate, and rates of tables without gradients have no effect.

@@ -25,7 +25,7 @@ class Table(TableProperties):
     table, and not for another table that is later created with its name.
 
     Each property queries the store: for a server's table this is a call of half a millisecond. In a
-    loop, keep its value in a variable.
+    loop, keep the value in a variable.
     """
 
     # Reading
@@ -47,17 +47,17 @@ class Table(TableProperties):
         ----------
         keys : (n,) int64. For a store on a GPU that is embedded, or whose server shares its GPU's
             memory, `keys` and `out` can also be arrays in the GPU's memory (of CuPy, PyTorch or
-            Numba: objects with `__cuda_array_interface__`). If such keys come without `out`, an
-            embedded store refuses them, and a server's rows are a CuPy array in that memory
-        admit : whether missed rows enter the cache; False, for evaluation, does not change it
+            Numba: objects with `__cuda_array_interface__`). Without `out`, an embedded store
+            refuses such keys, and a server returns a CuPy array in that memory
+        admit : whether missed rows enter the cache; False leaves the cache unchanged
         out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
         counts : (n,) integers, 1 to 2**32 - 1, the number of accesses that each key stands for,
-            from a caller that has de-duplicated its keys; None: 1 each. They only add to `accesses`
-            and `access_hits` of the store's stats.
+            from a caller that has de-duplicated its keys; None: each key stands for one access. The
+            counts only add to `accesses` and `access_hits` of the store's stats.
 
         Raises
         ------
-        InvalidArgumentError : wrong shape, dtype or range of keys or counts; or too large a call.
+        InvalidArgumentError : keys or counts are not as described, or the call is too large.
         """
         command = c.Lookup((self._keys(keys, counts),), admit)
         return self._rows(command, out)
@@ -173,7 +173,7 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : wrong shape, dtype or range, or a refused sum, whose key is named.
+        InvalidArgumentError : wrong shape, dtype or range; or a sum that is refused.
         CapacityError : the disk has no space for the rows that would leave the cache.
         """
         part: Any = c.TableGradients(self.name, self.table_id, keys, grads)  # type: ignore[arg-type]
@@ -240,17 +240,17 @@ class Table(TableProperties):
     ) -> Acknowledged:
         """Set weights (n, dim) and optimizer state (n, state_dim), and add `add_t` to t.
 
-        A hot replica uses this to send back its rows, and the number of updates that they had.
+        A hot replica sends back its rows by this call, with the number of updates applied to them.
         """
         command: Any = c.PutRows(self._keys(keys), weights, state, add_t)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Delete rows, as if they had never been written; the result counts the written ones.
+        """Delete rows, as if they had never been written; return how many of them were written.
 
-        The next lookup of a key gives its initial row, its optimizer state is reset, and the digest
-        equals the digest of a table that never had the row; t does not change. Kept checkpoints
-        keep the rows. Space is freed by the merges that follow a commit.
+        The next lookup of a deleted key returns the initial row, its optimizer state is reset, and
+        the digest equals the digest of a table that never had the row; t does not change. Kept
+        checkpoints keep the rows. Space is freed by the merges that follow a commit.
 
         Parameters
         ----------
@@ -260,17 +260,17 @@ class Table(TableProperties):
         ------
         InvalidArgumentError : keys have another shape, dtype or range; or the call is too large.
         TableHeldError : a look-ahead session that is not shared is open on the table.
-        CapacityError : the disk, or the log, has no space for the tombstones.
+        CapacityError : the disk, or the log, has no space for the records of deletions.
         """
         return self._executor.execute(c.DeleteRows(self._keys(keys)))
 
     def clear(self) -> Deleted:
         """Delete all rows of the table, as `delete` does. Other calls wait meanwhile; for a very
-        large table, dropping and creating it again is faster."""
+        large table, it is faster to drop and create the table again."""
         return self._executor.execute(c.ClearTable(self.name, self.table_id))
 
     def grow(self, rows: int) -> Acknowledged:
-        """Grow the table to `rows` rows, at least its current number."""
+        """Grow the table to `rows` rows, which must not be below its current number."""
         return self._executor.execute(c.GrowTable(self.name, self.table_id, rows))
 
     # Maintenance
@@ -285,8 +285,8 @@ class Table(TableProperties):
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        It covers the table's state when it begins; other calls are executed meanwhile. It takes a
-        second for each GB written since the last digest; the first digest reads the whole table.
+        The digest covers the state when this call begins; other calls run meanwhile. A digest takes
+        a second per GB written since the last digest; the first digest reads the whole table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest
@@ -294,7 +294,7 @@ class Table(TableProperties):
     def leaves(self, *, timeout_s: float | None = None) -> Iterator[tuple[int, str]]:
         """Yield the blocks and leaves (64 hexadecimal digits) of the digest, in ascending order.
 
-        Leaves show where two stores differ: a block has 256 keys. The cost is as of `digest`.
+        Leaves show where two stores differ: a block has 256 keys. This costs as much as `digest`.
 
         Raises
         ------

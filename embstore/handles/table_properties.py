@@ -13,7 +13,7 @@ class TableProperties:
         self._executor = executor
         self.name = described.config.name
         self.table_id = described.table_id
-        """The number of this table in the store, which no other table ever gets."""
+        """The id of this table in the store, which is never used again."""
 
     def __repr__(self) -> str:
         return f"<embstore.Table {self.name!r}>"

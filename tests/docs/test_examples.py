@@ -79,7 +79,7 @@ RUN = {
 }
 """Of a run without a step."""
 BACKUPS = "/mnt/backups"
-GRPC, REST = "127.0.0.1:50051", "127.0.0.1:8080"
+GRPC, REST, STANDBY_REST = "127.0.0.1:50051", "127.0.0.1:8080", "127.0.0.1:8081"
 
 
 NOT_RUN = {"serve", "cluster", "set-shard-map"}
@@ -108,6 +108,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(path / "tables", "--backup-within", f"{path}{BACKUPS}") as running:
         running.backups = f"{path}{BACKUPS}"
         yield running
+
+
+def at(server: ServerProcess, word: str) -> str:
+    """Replace the REST ports of the pages by that of a server."""
+    return word.replace(REST, server.admin).replace(STANDBY_REST, server.admin)
 
 
 def paste(example: str, server: ServerProcess) -> None:
@@ -150,9 +155,7 @@ def test_commands_of_a_page_run_in_their_order(page, server, tmp_path, monkeypat
             own = [word.replace(BACKUPS, server.backups) for word in words[1:]]
             assert main([*own, *address]) == exits.OK, words
         else:
-            found = run(
-                ["curl", "-sS", "--fail", *(w.replace(REST, server.admin) for w in words[1:])]
-            )
+            found = run(["curl", "-sS", "--fail", *(at(server, word) for word in words[1:])])
             if any("/api/" in word for word in words):
                 json.loads(found)
 

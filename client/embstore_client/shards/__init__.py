@@ -24,15 +24,16 @@ answers in the order of the call.
 **Order.** Every command that writes is sent to every shard, even to shards that own none of its
 keys. Therefore t and table ids are the same everywhere. Command numbers are the same, too, until
 shards whose numbers differ are restored to a checkpoint. A router sends such commands one after the
-other: all parts of one command before the next command. Steps have an order of their own. If
-several clients write concurrently, each shard executes commands serially, but the order may differ
-between shards. That matters if updates of one row do not commute, and for the t that an update of
-Adam uses.
+other: it sends all parts of one command before the next command. Steps have an order of their own.
+If several clients write concurrently, each shard executes commands serially, but the order may
+differ between shards. The order matters if updates of one row do not commute, and for the t that an
+update of Adam uses.
 
 **All or none.** A call that one shard would refuse and another would accept is refused here, before
-it is sent: keys out of range, sums that are not finite. The router waits for a shard that is
-restarting, if its commands are logged. A shard can fail in other ways: its disk is full, or it
-stays away for longer than the deadline. Then its error is raised, although the other shards have
-applied their parts. If the command was a step, the step is sent to the failed shard again. After
-any other command the shards stay in different states until a checkpoint is restored.
+it is sent. Examples are keys out of range and sums that are not finite. The router waits for a
+shard that is restarting, if its commands are logged. A shard can fail in other ways: its disk is
+full, or it stays away for longer than the deadline. Then the shard's error is raised, although the
+other shards have applied their parts. If the command was a step, the step is sent to the failed
+shard again. After any other command the shards stay in different states until a checkpoint is
+restored.
 """

@@ -1,17 +1,17 @@
 """Checkpoints of a cluster: kept, listed, dropped, and restored.
 
-A label is created on every shard while no shard accepts writes, at one barrier (`barrier`), even
-while other clients write. Afterwards the state of each shard's checkpoint is compared with the
-barrier, because a shard may have written in between: its lease may have expired, or it may have
-been restarted. In that case the checkpoint is discarded, and created again.
+A label is created on every shard at one barrier (`barrier`), while no shard accepts writes. Other
+clients need not stop writing. Afterwards the state of each shard's checkpoint is compared with the
+barrier, because a shard may have written in between: the lease of the pause may have expired, or
+the shard may have been restarted. In that case the checkpoint is discarded, and created again.
 
 Pausing writes needs the right "admin" on everything. A client without that right still creates the
-label. It is valid if all shards have stored the same tables with the same numbers of updates; a
-different t shows that other clients wrote in between, and the label is created again.
+label. The label is valid if all shards have stored the same tables with the same numbers of
+updates; a different t shows that other clients wrote in between, and the label is created again.
 
-The labels themselves show which of them belong to the cluster (`embstore.cluster_checkpoints`). If
+The metadata of labels shows which labels belong to the cluster (`embstore.cluster_checkpoints`). If
 a client died while it created a label, the next client that uses the label drops the incomplete
-one.
+label.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
 
     Raises
     ------
-    CheckpointExistsError : the cluster has the label, or a shard has one of its own.
+    CheckpointExistsError : the cluster has the label, or one shard alone has a checkpoint of this
+        label.
     OutcomeUnknownError : in every try some shard was written to, or restarted; no label was made.
     """
     with router.writing():
@@ -83,7 +84,7 @@ def _are_one(found: list[KeptCheckpoint], barriers: list[Barrier]) -> bool:
 
 @contextmanager
 def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
-    """Pause the writes of all shards, and yield the position of each; [] if they cannot be
+    """Pause the writes of all shards, and yield the position of each shard; [] if writes cannot be
     paused."""
     by = f"a checkpoint, {token_hex(8)}"
     barriers: list[Barrier] = []
@@ -95,7 +96,7 @@ def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
         yield barriers
     finally:
         if barriers:
-            with suppress(EmbstoreError):  # then the lease ends the pause
+            with suppress(EmbstoreError):  # if this fails, the lease ends the pause
                 resume_all(router.shards, by, timeout_s=call.timeout_s)
 
 

@@ -2,8 +2,8 @@
 
 A digest is the root of a hash tree whose leaves are hashes of blocks of rows. A block lies in one
 partition, so its leaf is computed by one shard (contract.md, rules 11 and 12). Leaves are fetched
-page by page, so memory is bounded. A shard may still store blocks of partitions that it no longer
-owns or does not own yet (`moving`): only the owner's leaf counts.
+page by page, so the memory for them is bounded. A shard may still store blocks of partitions that
+it no longer owns or does not own yet (`moving`): only the leaf of the owner is used.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def _merged(router: Router, config: TableConfig, pages: list[Leaves]) -> tuple[N
 
 
 def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
-    """Return the next leaves of all shards, and the digest as the root.
+    """Return the next leaves of all shards, and the digest, which is the root over all leaves.
 
-    A page may have only leaves of blocks that its shard does not own. The next page is fetched
-    then, since an answer without records would mean the end.
+    A page may contain only leaves of blocks that its shard does not own. In that case the next page
+    is fetched, since an answer without records would mean that there are no more leaves.
     """
     described = router.first(c.GetTable(command.table, command.table_id))
     for _ in range(_TRIES):
@@ -126,8 +126,8 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """Return the next rows in key order: each shard is asked for that many rows, and the lowest
-    keys of all of them are returned."""
+    """Return the next rows in key order: each shard is asked for `rows` rows, and the rows with the
+    lowest keys of all these rows are returned."""
     is_sparse = router.shared.scans.get(command.scan)
     if is_sparse is None:  # the scan was opened by another client
         is_sparse = router.tables.find(command.table, None).config.is_sparse

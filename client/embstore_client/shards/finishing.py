@@ -6,16 +6,17 @@ finished the step and others not, and the trainer's gradients are lost. Any othe
 continues gets an error that asks it to restore a checkpoint.
 
 Each of several ranks may send gradients that rule 9 of contract.md accepts, while it refuses their
-sum. No shard could notify the others in time. So a rank's gradients are refused here if a sum of as
-many similar ones might be refused: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A
-trainer of one rank gets the exact answer. Ranks that exchange their gradients and apply the update
-themselves (`embstore_training.write_behind`) know the answer, and send it.
+sum. No shard could notify the other shards in time. So a rank's gradients are refused here if a sum
+of such gradients from all ranks might be refused: if they are beyond 1e38 / ranks or 7e16 / (ranks
+* gradient_scale). For a trainer of one rank, the check is exact. Ranks that exchange their
+gradients and apply the update themselves (`embstore_training.write_behind`) know whether rule 9
+accepts the sums, and send this answer.
 
 Each shard compares the checksum of its own rows with the trainer's before it applies its part. If
 the trainer has a wrong row, the shard of that row refuses the step, although the other shards,
 whose rows were right, have applied it. Then the session ends, and the cluster has to be restored to
-a checkpoint. Rejected: all shards compare before the first shard applies anything, which costs one
-more call per step.
+a checkpoint. Rejected: all shards compare before the first shard applies anything. That would cost
+one more call per step.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _refusal(
     step: c.StepKeys, given: list[c.StepGradients], command: c.UpdateStep
 ) -> InvalidArgumentError:
     """Return the error for a rank's gradients that rule 9 refuses, or that are too large to be
-    summed with those of other ranks."""
+    added to the gradients of other ranks."""
     found = refused([_named(step, given)], command.options.gradient_scale)
     if found is None:
         return InvalidArgumentError(
@@ -178,7 +179,8 @@ def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> Acknowl
     """Write the rows of a hot replica, the trainer's copy of hot rows, back to the shards.
 
     A shard may have the rows of this push already, if another shard was lost during an earlier
-    attempt. Its t then is ahead of the others', and grows by so much less.
+    attempt. In that case the shard's t is ahead of the t of the other shards, so less is added to
+    it.
     """
     splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
     parts = []
@@ -208,7 +210,7 @@ def _part_of(part: c.StepPut, own: Any, add_t: int) -> c.StepPut:
 
 
 def _ahead(router: Router, table: str, call: Call) -> list[int]:
-    """Return by how much the t of a table on each shard is above the least."""
+    """Return, for each shard, by how much its t of a table is above the lowest t of any shard."""
     found = [one.t for one in router.all(c.GetTable(table), call)]
     return [t - min(found) for t in found]
 

@@ -1,8 +1,8 @@
 """Gradients that rule 9 of contract.md refuses: no shard alone can judge them.
 
 If rule 9 refuses one sum of gradients, the whole update is refused, or skipped. Each shard has only
-some of the sums, so they are checked here, before anything is sent. Almost always a bound is
-enough: no sum of n gradients is larger than n times the largest gradient.
+some of the sums, so the sums are checked here, before anything is sent. Almost always it is enough
+to check a bound: no sum of n gradients is larger than n times the largest gradient.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Ranks = Sequence[Sequence[c.TableGradients]]
 
 
 def are_small(gradients: Rows, count: int, scale: float) -> bool:
-    """Return whether every sum of `count` gradients is surely accepted."""
+    """Return whether it is certain that rule 9 accepts every sum of `count` gradients."""
     most = largest(gradients) * count
     return most < _FINITE and most * scale < LARGE / 2  # False if it is not a number
 
@@ -37,7 +37,8 @@ def are_small(gradients: Rows, count: int, scale: float) -> bool:
 def refused(ranks: Ranks, scale: float) -> c.UpdateRanks | None:
     """Return the part of an update whose sum is refused; None: all sums are accepted.
 
-    The part is the first table in the update with such a sum, and its first such key.
+    The part contains the first table of the update with a refused sum, and the first key with such
+    a sum.
     """
     names: list[str] = []
     for part in (part for parts in ranks for part in parts):
@@ -72,7 +73,7 @@ def _only(part: c.TableGradients, key: Any) -> c.TableGradients:
 
 
 def not_a_number(part: c.TableGradients, dim: int) -> c.TableGradients:
-    """Return a gradient, not a number, of a table, which makes every shard skip an update."""
+    """Return a gradient of a table that is NaN, so that every shard skips the update."""
     return c.TableGradients(
         part.table, part.table_id, np.zeros(1, np.int64), np.full((1, dim), np.nan, np.float32)
     )

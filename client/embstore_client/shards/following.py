@@ -1,10 +1,10 @@
 """A cluster by its newest map: when partitions have moved, commands are sent again by that map.
 
 A shard that has a newer map refuses a command that was split by an older map, and every shard can
-return the map. The client thus notices the change with its next command. It connects to shards that
-are new to it, splits the command by the new map, and sends it once more. The command is applied
-once: maps change at a barrier, where every sent command has been applied by all shards or by none
-(`embstore_client.barrier`).
+return the map. The client thus notices the change with its next command. It connects to the shards
+that it does not know, splits the command by the new map, and sends the command once more. The
+command is applied once: maps change at a barrier, at which each command that was sent has been
+applied by all shards or by no shard (`embstore_client.barrier`).
 
 Sessions end when their map is replaced, as when a server restarts. A loop over a session then
 continues in the same way as after a restart (`embstore_training.rank_session`): the name of the
@@ -27,7 +27,7 @@ from embstore_client.shards.router import Router
 R = TypeVar("R")
 
 _MAPS_MAX = 100
-"""The maximum number of newer maps during one command, far more than there are in practice."""
+"""The maximum number of newer maps that one command follows, far more than occur in practice."""
 
 
 class Following:
@@ -38,7 +38,7 @@ class Following:
     def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
         """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
         self.router = router
-        """The router for the newest map that this client knows. It is replaced, never changed."""
+        """The router for the newest map that this client knows. A newer map replaces the router."""
         self.rounds_rows = router.rounds_rows
         self._connect_to = connect_to
         self._every = list(router.shards)
@@ -91,7 +91,7 @@ class Following:
         self.router.warm_up()
 
     def close(self) -> None:
-        """Close every shard's executor, also of shards that have left."""
+        """Close the executors of all shards, also of shards that have left."""
         with self._looking:
             self._is_closed = True
             self.router.close()
@@ -99,10 +99,10 @@ class Following:
                 shard.close()
 
     def _follow(self, router: Router, moved: MovedError) -> None:
-        """Use the newest map that a shard has; raise `moved` if no shard has a newer one."""
+        """Use the newest map that a shard has; raise `moved` if no shard has a newer map."""
         with self._looking:
             if self.router is not router or self._is_closed:
-                return  # another thread has replaced the router already, or closed it
+                return  # another thread has replaced or closed the router already
             newest = router.newest_map()
             if newest.version <= router.shard_map.version:
                 raise moved

@@ -1,4 +1,5 @@
-"""Profiles and hot sets over shards: split so that each shard gets its own rows; counts are merged.
+"""Profiles and hot sets over shards. They are split so that each shard gets its own rows, and their
+counts are merged.
 
 Each shard records the order of its own calls (`Profile.trace`). The recordings cannot be merged,
 and are left out.
@@ -35,7 +36,7 @@ def export_profile(router: Router, command: c.ExportProfile, call: Call) -> Prof
 def _merged(tables: list[TableProfile]) -> TableProfile:
     keys, places = np.unique(
         np.concatenate([table.keys for table in tables]), return_inverse=True
-    )  # two shards may have counted the same row, before and after it was moved
+    )  # two shards may have counted one row, before and after its move
     every = np.concatenate([table.counts for table in tables])
     counts = np.zeros(len(keys), every.dtype)
     np.add.at(counts, places, every)
@@ -86,7 +87,8 @@ def _splits(
 
 
 def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | None:
-    """Return the hot set, each of whose rows is pinned on its shard; None: there is none."""
+    """Return the hot set, whose rows are pinned on the shards that own them; None: there is no hot
+    set."""
     found = [one for one in router.all(command, call) if one is not None]
     if not found:
         return None

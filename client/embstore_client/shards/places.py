@@ -1,8 +1,8 @@
 """A router's records of the members of sessions: their positions, announced and sent steps.
 
-A member is one rank's place in a session. Some shards may have finished a step that others have
-not. Only the trainer that sent the step has its gradients, and can send it to the remaining shards.
-Any other client that continues gets an error.
+A member is one rank's place in a session. Some shards may have finished a step that other shards
+have not finished. Only the trainer that sent the step has its gradients, and can send it to the
+remaining shards. Any other client that continues gets an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
     name: str = ""  # the session's name; "": another client has joined the member
     rank: int = 0
     world_size: int = 0  # 0: unknown
-    map_version: int = 0  # of the map by which it was joined, and its steps were split
+    map_version: int = 0  # the map by which the member joined, and its steps are split
     joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
     steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
     """The steps that are announced and not finished."""
@@ -43,7 +43,7 @@ class Place:
     """Whether the rank has to join again, or has joined again, as another member."""
 
     def behind(self, shards: int, step: int) -> list[int]:
-        """Return the shards that are not known to have finished a step."""
+        """Return the shards of which it is not known that they have finished a step."""
         return [s for s in range(shards) if not self.joined_at or self.joined_at[s] < step]
 
 
@@ -62,7 +62,7 @@ class Places:
         """Record a member, given the answer of each shard that it joined."""
         first, at = found[0], tuple(one.last_step for one in found)
         with self._lock:
-            known = self._of(first.member).steps  # a repeated join keeps its announced steps
+            known = self._of(first.member).steps  # a repeated join keeps the announced steps
             left = {number: step for number, step in known.items() if number > min(at)}
             for member in self._members_of(first.name, first.rank):
                 self._places[member] = Place(first.name, first.rank, has_left=True)
@@ -71,8 +71,8 @@ class Places:
             )
 
     def check_map(self, member: str, map_version: int) -> None:
-        """Raise SessionExpiredError if a member was joined by another map: its session has ended,
-        or is about to end."""
+        """Raise SessionExpiredError if a member has joined by another map: in that case its session
+        has ended, or is about to end."""
         place = self.of(member)
         if place.map_version not in (0, map_version):
             raise SessionExpiredError(
@@ -81,7 +81,7 @@ class Places:
             )
 
     def of(self, member: str) -> Place:
-        """Return the facts about a member; empty ones if another client has joined it."""
+        """Return the facts about a member; empty facts if another client has joined the member."""
         with self._lock:
             return self._of(member)
 
@@ -96,8 +96,8 @@ class Places:
     def may_send(self, member: str, command: Any, *, is_partial: bool) -> bool:
         """Return whether a step may be sent; if so, record it as sent.
 
-        If some shards have finished the step, only the trainer that sent it to these shards may
-        send it to the rest, and only by the same verb.
+        If some shards have finished the step, only the trainer that sent the step to these shards
+        may send it to the other shards, and only with the same verb.
         """
         with self._lock:
             place = self._of(member)
@@ -120,8 +120,8 @@ class Places:
                 del steps[number]
 
     def left(self, member: str) -> None:
-        """Forget the position of a member. Its rank will join again, perhaps as another member, and
-        may still complete the steps that it has sent."""
+        """Forget the position of a member. The member's rank will join again, perhaps as another
+        member, and may still complete the steps that the rank has sent."""
         with self._lock:
             if (place := self._places.get(member)) is not None:
                 self._places[member] = Place(place.name, place.rank, has_left=True)
@@ -134,7 +134,8 @@ class Places:
                 self._forget(place.name, place.rank)
 
     def ended(self, name: str | None) -> None:
-        """Forget a session and the steps sent in it; None: all sessions, after a restore."""
+        """Forget a session and the steps that were sent in it; None: forget all sessions, after a
+        restore."""
         with self._lock:
             self._forget(name)
 
@@ -145,7 +146,8 @@ class Places:
             del self._sent[of]
 
     def _members_of(self, name: str | None, rank: int | None = None) -> list[str]:
-        """Return the members of a session's rank; None: of any session, of any rank."""
+        """Return the members that are rank `rank` of session `name`; None: of every session, or of
+        every rank."""
         return [
             member
             for member, place in self._places.items()

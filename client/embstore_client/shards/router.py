@@ -1,8 +1,8 @@
 """The router: an executor over the executors of a cluster's shards, by one shard map.
 
 A router never changes its map. `following` makes a new router for a new map, and both routers use
-the same `Shared` state. So a command is split, sent and joined by one map, whichever newer map
-another thread receives meanwhile.
+the same `Shared` state. So a command is split, sent and joined by one map, even if another thread
+receives a newer map meanwhile.
 """
 
 import threading
@@ -61,7 +61,8 @@ HANDLERS: dict[type[Command[Any]], Any] = (
     | digests.HANDLERS
     | frequencies.HANDLERS
 )
-"""handler(router, command, call) of each command whose class declares no join of answers."""
+"""The function handler(router, command, call) for each command whose class does not declare how
+answers are joined."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Router:
     ) -> R:
         """Execute a command; see `embstore.commands.Executor`.
 
-        Raises MovedError if there is a newer map; nothing has changed then.
+        Raises MovedError if there is a newer map; in that case nothing has changed.
         """
         command = checked(command)
         call = Call(out, timeout_s, progress)
@@ -145,7 +146,7 @@ class Router:
     def _joined(self, command: Command[R], join: Join, call: "Call") -> R:
         """Have every shard execute a command, and join their answers."""
         is_write = command.effect is Effect.WRITES
-        if is_write:  # its name may belong to another table afterwards
+        if is_write:  # the name may belong to another table afterwards
             self.tables.forget(getattr(command, "table", ""))
         with self.writing() if is_write else nullcontext():
             answer: R = join(self.all(command, call))
@@ -194,7 +195,7 @@ class Router:
         return retry_while_paused(send, check, call.timeout_s or self.timeout_s)
 
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
-        """Return every shard's facts about itself.
+        """Return the facts of every shard.
 
         Raises MovedError as soon as one shard has a newer map: shards that left may never answer.
         """
@@ -208,7 +209,8 @@ class Router:
         return found
 
     def newest_map(self, timeout_s: float | None = None) -> ShardMap:
-        """Return the first map from a shard that is newer than this router's map, else this map."""
+        """Return the first map of a shard that is newer than this router's map; if no shard has
+        such a map, this router's map."""
         for future in as_completed(self._asked(Call(timeout_s=timeout_s))):
             if future.exception() is None:
                 found = future.result().shard_map
@@ -266,8 +268,8 @@ class Router:
         return {shard: future.result() for shard, future in futures.items()}
 
     def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
-        """Wait until all shards have answered. Return the shards that have left the cluster
-        instead; their calls end at their deadlines, without effect."""
+        """Wait until all shards have answered. For each shard that has left the cluster, return an
+        error instead; the call of that shard ends at its deadline, without effect."""
         left: dict[int, MovedError] = {}
         out, pause_s = set(futures.values()), _LOOK_S
         while out := wait(out, pause_s).not_done:
@@ -288,8 +290,8 @@ class Router:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep commands of other threads of this router out until the block ends, so that every
-        shard gets the block's commands in one order."""
+        """Make commands of other threads of this router wait until the block ends, so that every
+        shard gets the commands in the same order."""
         with self.shared.writing:
             yield
 
@@ -297,7 +299,7 @@ class Router:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the cluster: those of its first shard."""
+        """The limits of the cluster, which are the limits of its first shard."""
         if self._limits is None:
             self._limits = self.first(c.GetServerInfo()).limits
         return self._limits
@@ -329,12 +331,13 @@ class Shared:
     def __init__(self) -> None:
         self.places = Places()
         self.scans: dict[str, bool] = {}
-        """Whether the keys of each open scan are sparse; kept because its table may be dropped."""
+        """For each open scan, whether its keys are sparse. This is kept here because the scan's
+        table may be dropped."""
         self.writing = threading.RLock()
         """Guards commands that must reach every shard in one order."""
         self.epochs = 0
         """Correction of the cluster's epoch: the epochs of shards that left, minus those of shards
-        that joined. It is added to the sum of the shards' epochs."""
+        that joined. The correction is added to the sum of the shards' epochs."""
         self.last_epochs: dict[Executor, int] = {}
         """The last known epoch of each shard: a shard that has left no longer sends it."""
         self._is_closed = False
@@ -359,7 +362,7 @@ def _check_not_half(
     commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
 ) -> None:
     """Raise OutcomeUnknownError if some shards applied a command and others did not: the command
-    cannot be sent again, as their own errors may say."""
+    cannot be sent again, although the shards' own errors may allow it."""
     applied = [shard for shard, error in zip(commands, errors, strict=True) if error is None]
     wrong = next((error for error in errors if error is not None), None)
     if applied and wrong is not None and Trait.ADDS in next(iter(commands.values())).traits:

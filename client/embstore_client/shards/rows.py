@@ -31,8 +31,8 @@ Handler = Callable[["Router", C, "Call"], R]
 
 
 def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
-    """Check the size of a command, and pass it to a handler with the ids of its tables. If one of
-    its names belongs to another table by now, repeat this once."""
+    """Check the size of a command, and pass it to a handler with the ids of its tables. If a name
+    in the command belongs to another table by now, do both once more."""
 
     @wraps(handler)
     def handle(router: Router, command: C, call: Call) -> R:
@@ -93,7 +93,8 @@ def _outs(router: Router, tables: Sequence[c.TableKeys], splits: list[Split], ou
 
 @_of_named
 def lookup_pooled(router: Router, command: c.LookupPooled, call: Call) -> RowsRead:
-    """Return pooled rows of bags. Shards return the rows of all occurrences; this pools them."""
+    """Return pooled rows of bags. Shards return the rows of all occurrences; this function pools
+    the rows."""
     keys = tuple(c.TableKeys(part.table, part.table_id, part.keys) for part in command.tables)
     read = lookup(router, c.Lookup(keys, command.admit), replace(call, out=None))
     return _pooled(read, [part.bags for part in command.tables], call.out)
@@ -148,7 +149,7 @@ def update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
 
 @_of_named
 def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> AcknowledgedUpdate:
-    """Apply one update by the gradients of bags, spread to the occurrences of keys."""
+    """Apply one update by gradients of bags, which are spread to the occurrences of keys."""
     tables = []
     for part in (_of_width(router, given) for given in command.tables):
         bags = part.bags
@@ -167,7 +168,7 @@ def update_ranks(router: Router, command: c.UpdateRanks, call: Call) -> Acknowle
 
 
 def _of_width(router: Router, part: Any) -> Any:
-    """Return a part, checked: its gradients are on the host, and have the table's width."""
+    """Return a part after a check that its gradients are on the host and have the table's width."""
     check_on_host(part.keys, f"table {part.table!r}: ")
     check_on_host(part.gradients, f"table {part.table!r}: ")
     dim = router.tables.config_of(part.table, part.table_id).dim
@@ -192,7 +193,7 @@ def _updated(
                 ),
                 options,
             )
-    elif options.on_nonfinite == "refuse":  # a shard refuses it, with its error message
+    elif options.on_nonfinite == "refuse":  # a shard refuses it, and makes the message
         commands[0] = c.UpdateRanks(wrong.ranks, options)
     else:
         config_of = router.tables.config_of

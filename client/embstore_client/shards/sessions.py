@@ -1,11 +1,12 @@
-"""Sessions over shards: opened, joined and left on all shards, with one member per rank.
+"""Sessions over shards: a session is opened, joined and left on all shards, with one member per
+rank.
 
-A step is announced to every shard, with the keys of every table that the shard owns, even if there
-are none, so that each shard plans its own rows.
+A step is announced to every shard, so that each shard plans its own rows. A shard gets the keys of
+each table that it owns, even if it owns no keys of the step.
 
-**A shard that was restarted** does not know any member. Then the member leaves the other shards as
-well, and its trainer gets the same error as after a restart of a single server: it joins again,
-announces unfinished steps again, and repeats the calls that were not answered
+**A shard that was restarted** does not know any member. In that case the member leaves the other
+shards as well, and its trainer gets the same error as after a restart of a single server. The
+trainer joins again, announces unfinished steps again, and repeats the calls that were not answered
 (`embstore_training.rank_session`). The resume position is the earliest position of any shard.
 """
 
@@ -74,7 +75,7 @@ def leaving(router: Router, member: str) -> Iterator[None]:
     """Leave a session on all shards if one shard no longer knows its member.
 
     A shard that has found a wrong row raises ReplicaMismatchError for all later calls; add advice
-    to it.
+    to this error.
     """
     try:
         yield
@@ -90,8 +91,8 @@ def leaving(router: Router, member: str) -> Iterator[None]:
 
 
 def leave(router: Router, member: str) -> None:
-    """Leave a session on all shards, because one shard no longer knows the member. Its rank joins
-    again as if all shards had been restarted."""
+    """Leave a session on all shards, because one shard no longer knows the member. The member's
+    rank joins again as if all shards had been restarted."""
     with suppress(EmbstoreError):
         router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
     router.places.left(member)

@@ -1,7 +1,7 @@
-"""Which keys each shard owns.
+"""Splits keys by the shard that owns them.
 
 Keys are sorted by shard, and keep their order within each shard. So the last of several equal keys
-is also the last one on its shard, and ascending positions stay ascending.
+is also last on its shard, and ascending positions stay ascending.
 """
 
 from typing import Any
@@ -43,8 +43,8 @@ class Split:
         return self._order[self._starts[shard] : self._starts[shard + 1]]
 
     def within(self, positions: Positions, shard: int) -> tuple[Positions, NDArray[np.uint32]]:
-        """Return which of some ascending positions a shard owns, and their indices among all
-        positions that it owns."""
+        """Return which of some ascending positions a shard owns, and the indices of these positions
+        among all positions that the shard owns."""
         mine = np.flatnonzero(self._shard_of[positions] == shard)
         places = np.searchsorted(self.of(shard), positions[mine])
         return mine, places.astype(np.uint32)

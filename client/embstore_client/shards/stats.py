@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PARTS = ("cache", "storage", "stages")
-"""The parts of a store's stats, apart from tables, that are sums over shards. Sessions are not:
-each shard has all of them."""
+"""The parts of a store's stats, apart from tables, that are sums over shards. Sessions are not
+added: each shard has all of them."""
 
 ALIKE = {"rows", "dim", "learning_rate", "t", "row_bytes", "skipped_updates", "commit"}
 """Numbers that are not added: they are equal on all shards, or describe one shard alone."""
@@ -47,7 +47,7 @@ def _value(name: str, first: Any, found: list[dict[str, Any]]) -> Any:
 
 
 def _of_layout(pool: Mapping[str, Any], pools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a shard's pool of the same layout; {}: it has none yet."""
+    """Return a shard's pool of the same layout; {}: the shard has no such pool yet."""
     wanted = [pool[name] for name in LABELS]
     return next((one for one in pools if [one[name] for name in LABELS] == wanted), {})
 

@@ -1,7 +1,7 @@
 """The rows of announced steps, from all shards, in announced order.
 
-A step is looked up on the shards that own keys of it. Bags are pooled here, as their rows are added
-in the order of the bag (rule 8).
+A step is looked up on the shards that own keys of the step. Bags are pooled here, because their
+rows are added in the order of the bag (rule 8).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Prefetched:
 
     @property
     def late_bytes(self) -> int:
-        """Bytes of the rows that arrived after that."""
+        """Bytes of the rows that arrived after all earlier steps were finished."""
         return sum(getattr(handle, "late_bytes", 0) for handle in self._of_shard.values())
 
     def done(self) -> bool:
@@ -162,7 +162,7 @@ def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
 
 
 def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) -> RowsRead:
-    """Return pooled rows of bags of announced keys; they are pooled here."""
+    """Return pooled rows of bags of announced keys; the rows are pooled here."""
     step = c.LookupStep(command.member, command.step)
     rows = {t.table: t for t in lookup_step(router, step, replace(call, out=None)).tables}
     tables = []

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
-    """Return the facts of the cluster: those of its first shard, with the memory of all shards. The
-    epoch grows with the epoch of any shard."""
+    """Return the facts of the cluster: the facts of its first shard, with the memory of all shards.
+    The cluster's epoch grows with the epoch of any shard."""
     found = router.infos(call)
     epoch = router.shared.epochs + sum(one.context.epoch for one in found)
     context = replace(found[0].context, epoch=epoch)
@@ -35,7 +35,8 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
 
 
 def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]:
-    """Return the stats of a table, or of the store: sums and, as "shards", those of each shard."""
+    """Return the stats of a table, or of the store: sums and, as "shards", the stats of each
+    shard."""
     found = router.all(command, call)
     whole = stats.merged(found, command.table)
     return whole if command.table else whole | {"shards": found}
@@ -65,8 +66,8 @@ def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[Tabl
 def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
     """Copy every shard's files to its own folder, `shard-N` within the destination.
 
-    Raises InvalidArgumentError: no label was given. Shards write their files at different moments;
-    only the states of one checkpoint are of one moment.
+    Raises InvalidArgumentError if no label was given. Shards write their files at different
+    moments; only the states of one checkpoint are of one moment.
     """
     if command.label is None:
         raise InvalidArgumentError(

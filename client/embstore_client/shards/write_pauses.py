@@ -1,14 +1,15 @@
-"""The retry policy for a shard that cannot accept a command yet: repeat it until a deadline.
+"""The retry policy for a shard that cannot accept a command yet: repeat the command until a
+deadline.
 
-A shard refuses commands that write while its writes are paused (`barrier`). It has not executed its
-part of the command then, but another shard may have executed another part. So only the refused part
-is sent again, and each part is applied once. A client that pauses writes searches for a barrier at
-which no command is half done. So a command that some shards have executed reaches the other shards
-before partitions move.
+A shard refuses commands that write while its writes are paused (`barrier`). A shard that refuses
+has not executed its part of the command, but another shard may have executed another part. So only
+the refused part is sent again, and each part is applied once. A client that pauses writes searches
+for a barrier at which no command is half executed. So a command that some shards have executed
+reaches the other shards before partitions move.
 
-If a shard has another map than the router, there are two cases. The shard may have the older map;
-then it gets the newer one in a moment. Or the router has the older map; then the whole command is
-split again by the newer one (`following`). In the second case no shard has executed its part,
+Shard and router can also have different maps, which gives two cases. The shard may have the older
+map; then it gets the newer map in a moment. Or the router has the older map; then the whole command
+is split again by the newer map (`following`). In the second case no shard has executed its part,
 because the maps changed at a barrier.
 """
 
@@ -24,7 +25,8 @@ from embstore.sharding import ShardMap
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
-"""Seconds to repeat a command that has no timeout: the default timeout of a connection."""
+"""Seconds for which a command without a timeout is repeated: the default timeout of a
+connection."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.1
 
 

@@ -15,7 +15,7 @@
     phases          stretches of batches of one kind, the same on all ranks
     same_hot_set    the check that all ranks have the same hot set
 
-It works with an embedded store as well as with a server.
+Hot/cold training works with an embedded store as well as with a server.
 """
 
 from typing import TYPE_CHECKING

@@ -6,10 +6,10 @@ looked up by hash instead. Searching the sorted keys would take a tenth of the e
 times as long. In both forms an id stays an integer: FAE (Adnan et al., VLDB 2022) stores hot slots
 as float32, which is exact only up to 2**24.
 
-Columns are checked one after the other, and in each column only the samples that are still hot. The
-range of ids is nevertheless checked in all samples, so that a cold sample cannot hide a mistake. If
-the number of rows of a table is not given, ids of 2**63 or more, which are below 0 as int64, are
-refused: they could be sparse keys, but a mistake is more likely.
+Columns are checked one after the other, and in each column only the samples that are still hot are
+checked. The range of ids is nevertheless checked in all samples, so that a cold sample cannot hide
+a mistake. If the number of rows of a table is not given, ids of 2**63 or more, which are below 0 as
+int64, are refused: they could be sparse keys, but a mistake is more likely.
 """
 
 from collections.abc import Mapping
@@ -30,28 +30,29 @@ Chunk = Mapping[str, NDArray[Any] | Ragged]
 Flags = NDArray[np.bool_]
 
 _BITMAP_BYTES_MAX = 64 << 20
-"""A bitmap can always have this many bytes (2**29 rows). It can have more while it is at most eight
-times as large as its keys; beyond that, looking keys up by hash takes less memory."""
+"""A bitmap can always have this many bytes (2**29 rows). A larger bitmap is used if it is at most
+eight times as large as its keys; else a lookup by hash takes less memory."""
 
 _ROWS_UNKNOWN = 1 << 63
 
 _PIECE_SAMPLES = 1 << 14
-"""The number of samples that pass all columns together: few enough to stay in the CPU's cache
-between the columns, and to need no large intermediate arrays for a large chunk."""
+"""The number of samples that pass all columns together: few enough that they stay in the CPU's
+cache between the columns, and that a large chunk needs no large intermediate arrays."""
 
 
 class KeyBitmap:
     """Hot keys as one bit per row, key 0 in the lowest bit of the first byte."""
 
     def __init__(self, keys: Keys) -> None:
-        """Set the bits of `keys`, ascending and all >= 0."""
-        # An extra byte, always 0, represents all larger ids: `contain` clips them to it.
+        """Set the bits of `keys`, which are ascending and >= 0."""
+        # An extra byte, always 0, represents all larger ids: `contain` clips larger ids to this
+        # byte.
         self._bits = np.zeros(_bitmap_bytes(keys), np.uint8)
         self.memory_bytes = self._bits.nbytes
         np.bitwise_or.at(self._bits, keys >> 3, np.left_shift(1, keys & 7).astype(np.uint8))
 
     def contain(self, ids: Keys) -> Flags:
-        """Return a mask of the `ids`, of any shape, that are hot keys."""
+        """Return a mask in the shape of `ids`: which of the ids are hot keys."""
         bytes_of = (ids.view(np.uint64) >> np.uint64(3)).view(np.int64)
         found = self._bits.take(bytes_of, mode="clip") >> (ids.astype(np.uint8) & 7)
         return (found & 1).view(np.bool_)
@@ -61,7 +62,7 @@ class HashedKeys:
     """Hot keys in the order of their hash, and the start of each bucket of hashes."""
 
     def __init__(self, keys: Keys) -> None:
-        """Order `keys`, at least one; they take 24 to 40 bytes each."""
+        """Order `keys`, of which there is at least one. A key takes 24 to 40 bytes of memory."""
         bits = (2 * len(keys)).bit_length()  # Two to four buckets per key.
         self._shift = np.uint64(64 - bits)
         buckets = self._buckets(keys)
@@ -73,7 +74,7 @@ class HashedKeys:
         self.memory_bytes = self._keys.nbytes + self._starts.nbytes
 
     def contain(self, ids: Keys) -> Flags:
-        """Return a mask of the `ids`, of any shape, none of them -1, that are hot keys."""
+        """Return a mask in the shape of `ids`: which of the ids are hot keys. No id is -1."""
         flat = ids.ravel()
         places = self._starts.take(self._buckets(flat))
         found: Flags = self._keys.take(places) == flat
@@ -97,7 +98,7 @@ HotKeys = KeyBitmap | HashedKeys
 
 
 def hot_keys(keys: Keys) -> HotKeys:
-    """Return hot keys, ascending, in the form that suits them."""
+    """Return ascending hot keys as a bitmap or in hashed order, whichever suits them."""
     is_short = not len(keys) or keys[0] >= 0
     fits = is_short and _bitmap_bytes(keys) <= max(_BITMAP_BYTES_MAX, 8 * keys.nbytes)
     return KeyBitmap(keys) if fits else HashedKeys(keys)
@@ -119,7 +120,8 @@ class Classifier:
         ----------
         columns : the table of each column of ids; several columns can have the same table
         rows : `Table.rows` by table. It is needed for tables of sparse keys, and for tables whose
-            ids are to be checked against the number of rows; for other tables 2**63 is used
+            ids are to be checked against the number of rows; for a table that is not named, 2**63
+            is used
 
         Raises
         ------
@@ -158,9 +160,9 @@ class Classifier:
 
         Parameters
         ----------
-        chunk : its columns of ids are (n,), or (n, k) or `Ragged` if a sample has several ids, all
-            of which must be hot; a sample without ids is hot. Ids are integers that fit int64.
-            Columns without ids are ignored
+        chunk : columns of samples. A column of ids is (n,), or (n, k) or `Ragged` if a sample has
+            several ids. In a hot sample, all ids are hot; a sample without ids is hot. Ids are
+            integers that fit int64. Columns that do not contain ids are ignored
 
         Raises
         ------
@@ -197,7 +199,7 @@ class Classifier:
         return values
 
     def _keep_hot(self, hot: Flags, column: str, values: NDArray[Any] | Ragged) -> None:
-        """Clear `hot` for samples with an id in a column that is not hot."""
+        """Clear `hot` for samples that have an id that is not hot in a column."""
         keys = self._keys[self._columns[column]]
         if isinstance(values, Ragged):
             ids = np.asarray(values.values, np.int64)
@@ -241,7 +243,7 @@ def _all_of_sample(found: Flags) -> Flags:
 
 
 def _below(rows: int, joint: str = "") -> str:
-    """Return the bound of keys, as the text of an error; "" if it is unknown."""
+    """Return the bound of keys as text for an error message; "" if the bound is unknown."""
     return "" if rows == _ROWS_UNKNOWN else f"{joint}< {rows}, the rows of the table"
 
 
@@ -251,7 +253,8 @@ def _of_sparse(rows: int) -> str:
 
 
 def _checked_rows(table: str, keys: Keys, rows: Any) -> int:
-    """Return the number of rows of a table, checked against its hot keys; None: it is unknown."""
+    """Return the number of rows of a table, checked against the table's hot keys. If `rows` is
+    None, the number is unknown."""
     if rows is None:
         rows = _ROWS_UNKNOWN
     if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:

@@ -1,10 +1,10 @@
 """The hot replica in the memory of the store's device, in the store's own process.
 
-Rows, gradients and their sums stay on the device. A hot step's lookup gathers and pools there, and
-its update sums by key and applies the sums there, by the store's own kernels
-(`embstore.handles.lent`). Keys, slots, t and the marks of dirty rows stay on the host, because
-batches have their keys there. Rows pass through the host on their way to and from the store. So do
-the sums of several ranks, which the caller's all-gather hook exchanges.
+Rows, gradients and their sums stay on the device. The store's own kernels gather and pool the rows
+of a hot step there, sum its gradients by key, and apply the sums (`embstore.handles.lent`). Keys,
+slots, t and the marks of dirty rows stay on the host, because batches have their keys on the host.
+Rows pass through the host on their way to and from the store. With several ranks, sums of gradients
+also pass through the host, because the caller's all-gather hook exchanges them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,8 +31,8 @@ from embstore_training.replicas.update import Sums
 def on_the_stores_device(
     store: Any, hot_set: HotSet | Mapping[str, ArrayLike], *, tables: Iterable[str] | None = None
 ) -> Replica:
-    """Return the replica on the device of a store in this process. On the CPU that device's memory
-    is the host's, and the result is a `Replica`.
+    """Return the replica on the device of a store in this process. On the CPU, the device's memory
+    is the host's memory, and the result is a `Replica`.
 
     Raises
     ------
@@ -45,7 +45,8 @@ def on_the_stores_device(
 
 
 class DeviceReplica(Replica):
-    """The hot rows of some tables on a device. Rows and gradients are arrays there, too."""
+    """The hot rows of some tables on a device. Looked-up rows and gradients are arrays on the
+    device, too."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class DeviceReplica(Replica):
 
         Raises
         ------
-        CapacityError : the device has not enough memory for the rows outside of the cache.
+        CapacityError : outside of the cache, the device does not have enough memory for the rows.
         """
         self._lent = lent
         super().__init__(store, hot_set, tables=tables)

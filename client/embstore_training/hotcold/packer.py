@@ -1,21 +1,21 @@
 """Packs a stream of samples into all-hot and mixed batches.
 
-No sample is lost or repeated. The hot samples keep the order of the stream, and so do the other
-samples.
+No sample is lost or repeated. The order of the stream is kept among the hot samples, and among the
+other samples.
 
 A **chunk** is a piece of the stream: any number of samples, in columns. A **mixed** batch contains
 the samples that are not hot (some of their ids may be). Samples are copied once, from the chunk to
-their position in a batch of their kind. A batch belongs to its receiver, and no part of a chunk is
+their position in a batch of their kind. The receiver of a batch owns it, and no part of a chunk is
 kept.
 
-A **window** ends with the sample that completes its last batch, `window_batches` of both kinds
-together; then the scheduler orders them. The batches thus depend on the samples alone, and not on
-the boundaries of chunks. The end of the stream ends the last window, in which the last batch of
-each kind may be short.
+A **window** has `window_batches` batches of both kinds together, and ends with the sample that
+completes the last of these batches. Then the scheduler orders the batches. Thus the batches depend
+on the samples alone, and not on the boundaries of chunks. The end of the stream ends the last
+window, in which the last batch of each kind may be short.
 
-The packer keeps the batches of a window and an unfinished batch of each kind, so at most
-(window_batches + 2) * batch_size samples, and the rest of one chunk. The next chunk is requested
-only when that rest is used up.
+The packer keeps the batches of a window, an unfinished batch of each kind, and the rest of one
+chunk: at most (window_batches + 2) * batch_size samples and that rest. The next chunk is requested
+only when the rest is used up.
 """
 
 from collections import deque
@@ -46,13 +46,13 @@ class Packed:
     """Whether all samples of the batch are hot."""
     switch: bool
     """Whether the previous batch was of the other kind, so that rows are exchanged with the store
-    before this one. A packer's first batch counts as following a mixed one, as training begins with
-    all rows at the store."""
+    before this batch. A packer's first batch counts as if it followed a mixed batch, because
+    training begins with all rows at the store."""
 
 
 @dataclass(frozen=True)
 class PackerStats:
-    """The numbers of batches and samples that a packer has emitted, over all its streams."""
+    """The numbers of batches and samples that a packer has emitted, in total over all streams."""
 
     hot_batches: int
     mixed_batches: int
@@ -60,7 +60,8 @@ class PackerStats:
     mixed_samples: int
     switches: int
     held_samples_max: int
-    """The maximum number of samples in memory at once, including those of the current chunk."""
+    """The maximum number of samples in memory at once, including the samples of the current
+    chunk."""
 
 
 class Packer:
@@ -79,22 +80,22 @@ class Packer:
         Parameters
         ----------
         batch_size : samples per batch
-        window_batches : batches that the scheduler orders together; more of them make longer
-            phases, and keep more samples in memory
-        rate : the percentage of a window's batches of a kind that come in one phase, or a
+        window_batches : number of batches that the scheduler orders together; a larger window makes
+            longer phases, and keeps more samples in memory
+        rate : the percentage of a window's batches of one kind that are in one phase, or a
             controller of that percentage
 
         Raises
         ------
-        InvalidArgumentError : a size below 1, or a rate that is no integer from 1 to 100.
+        InvalidArgumentError : a size is below 1, or `rate` is not an integer from 1 to 100.
         """
         self._classifier = classifier
         self._batch_size = integer(batch_size, "batch_size", 1)
         self._window_batches = integer(window_batches, "window_batches", 1)
         self._controller = as_controller(rate)
-        self._layout: _Layout | None = None  # Of the last stream's chunks; None before any chunk.
+        self._layout: _Layout | None = None  # Of the last stream; None before its first chunk.
         self._is_hot = False  # The kind of the last batch emitted.
-        self._batches = {True: 0, False: 0}  # By whether they are hot, as the samples.
+        self._batches = {True: 0, False: 0}  # By whether batches are hot; likewise the samples.
         self._samples = {True: 0, False: 0}
         self._switches = 0
         self._held_samples_max = 0
@@ -103,7 +104,8 @@ class Packer:
 
     @property
     def empty_batch(self) -> Batch | None:
-        """A batch of no samples, with all columns of the stream; None before its first chunk."""
+        """A batch of no samples, with all columns of the stream; None before the stream's first
+        chunk."""
         return None if self._layout is None else _filled(_room(self._layout, 0), 0)
 
     @property
@@ -125,14 +127,15 @@ class Packer:
 
         Parameters
         ----------
-        chunks : mappings of columns: arrays with the same first dimension, or `Ragged` columns of
-            equal length. The classifier's columns contain ids; other columns are passed along. All
-            chunks have the same columns, with the same dtypes and shapes per sample
+        chunks : samples in columns, by name: arrays with the same first dimension, or `Ragged`
+            columns of equal length. The classifier's columns contain ids; other columns are copied
+            to the batches. All chunks have the same columns, with the same dtypes and shapes per
+            sample
 
         Raises
         ------
-        InvalidArgumentError : a chunk has another form, or the classifier refuses an id. No sample
-            of that chunk, and none in memory, is emitted.
+        InvalidArgumentError : a chunk has another form, or the classifier refuses an id. Neither
+            the samples of that chunk nor samples in memory are emitted.
         """
         self.kept_samples = 0
         self._layout = None
@@ -166,7 +169,7 @@ class Packer:
                 yield from self._emit_window(queues)
 
     def _window_ends(self, queues: dict[bool, "_Queue"], hot: Flags) -> NDArray[np.int64]:
-        """Return the numbers of a chunk's samples after which a window is complete, ascending."""
+        """Return, ascending, the numbers of samples of a chunk after which a window is complete."""
         size, window = self._batch_size, self._window_batches
         completed = len(queues[True].batches) + len(queues[False].batches)
         hot_filled, mixed_filled = queues[True].filled, queues[False].filled
@@ -199,7 +202,8 @@ class Packer:
 
 
 class _Queue:
-    """The samples of one kind that are in memory: in whole batches, and in one being filled."""
+    """The samples of one kind that are in memory: in whole batches, and in a batch that is being
+    filled."""
 
     def __init__(self, layout: "_Layout", batch_size: int) -> None:
         self.batches: deque[Batch] = deque()
@@ -209,7 +213,8 @@ class _Queue:
         self._open: Batch = {}
 
     def add(self, piece: Batch, samples: NDArray[np.intp]) -> None:
-        """Copy samples of `piece`, given by their positions, after those already here."""
+        """Copy samples of `piece`, given by their positions, after the samples that are in the
+        queue."""
         begin = 0
         while begin < len(samples):
             if not self.filled:
@@ -230,14 +235,14 @@ class _Queue:
                 self.end()
 
     def end(self) -> None:
-        """Move the batch that is being filled to the whole ones, unless it is empty."""
+        """Move the batch that is being filled to the whole batches, unless it is empty."""
         if self.filled:
             self.batches.append(_filled(self._open, self.filled))
         self._open, self.filled = {}, 0
 
 
 _Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...] | None]]
-"""By column the dtype, and the shape of one sample in it; None: the column is ragged."""
+"""By column, the dtype, and the shape of one sample in the column; None: the column is ragged."""
 
 
 def _layout(columns: Batch) -> _Layout:
@@ -270,7 +275,8 @@ def _part(values: Any, begin: int, end: int) -> Any:
 
 
 def _as_columns(chunk: Chunk) -> Batch:
-    """Return a chunk's columns, checked: plain arrays with the same first dimension, or ragged."""
+    """Return the checked columns of a chunk: plain arrays with the same first dimension, or ragged
+    columns."""
     if not chunk:
         raise InvalidArgumentError("expected a chunk to have columns, found none")
     for name, values in chunk.items():

@@ -1,20 +1,21 @@
 """The packed batches in phases: stretches of batches of one kind, the same on all ranks.
 
-With a single rank, a phase lasts as long as the next batch is of its kind. Several ranks pack their
-own samples, and their stretches have different lengths. Because all ranks share each step, they
-agree before each phase: every rank announces the kind and the number of its next batches. If all
-ranks have hot batches next, the phase is hot, and as long as the shortest of these stretches.
-Otherwise the phase is mixed, and a hot batch in it is trained as a mixed one. That is always
-possible; it costs a little traffic and changes no bit.
+With a single rank, a phase lasts as long as the next batch is of the same kind. Several ranks pack
+their own samples, and their stretches have different lengths. Because all ranks share each step,
+they agree before each phase: every rank announces the kind and the number of its next batches. If
+all ranks have hot batches next, the phase is hot, and is as long as the shortest of these
+stretches. Otherwise the phase is mixed, and a hot batch in it is trained like a mixed batch. This
+is always possible; it costs a little traffic and changes no bit.
 
-A hot batch is also trained as mixed if its rows, from all ranks together, are more than one push
-can send: if it were trained at the trainer, it could never be sent. Therefore ranks also announce
-how many bytes each of their hot batches can add to a push. A phase ends where the next batches
-would exceed a push and the present ones do not, or vice versa.
+A hot batch is also trained like a mixed batch if its rows, from all ranks together, are more than
+one push (the call that sends hot rows to the store) can send: if it were trained at the trainer,
+its rows could never be sent. Therefore ranks also announce how many bytes each of their hot batches
+can add to a push. A phase ends where the next batches would exceed a push and the present batches
+do not, or vice versa.
 
-A rank without further batches takes part with empty ones, which have all columns of its stream,
-until no rank has batches: the other ranks need it for their steps, and no sample is lost. A stream
-without any chunk has no columns, and is refused if other ranks have batches.
+A rank without further batches takes part with empty batches, which have all columns of its stream,
+until no rank has batches. The other ranks need this rank for their steps, and no sample is lost. A
+stream without any chunk has no columns, and is refused if other ranks have batches.
 """
 
 from collections import deque
@@ -31,8 +32,8 @@ from embstore_training.hotcold.replica import Replica
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 
 AGREED_BATCHES_MAX = 64
-"""The maximum number of batches on which ranks agree at once. A rank keeps as many in memory, in
-addition to those of the packer."""
+"""The maximum number of batches on which ranks agree at once. A rank keeps this number of batches
+in memory, in addition to the batches of the packer."""
 
 
 class PhaseBatch(NamedTuple):
@@ -40,7 +41,7 @@ class PhaseBatch(NamedTuple):
 
     batch: Batch
     push_bytes: int
-    """The number of bytes, at most, that a hot batch adds to the next push, over all ranks."""
+    """The maximum number of bytes that a hot batch adds to the next push, over all ranks."""
 
 
 class Phase(NamedTuple):
@@ -51,7 +52,8 @@ class Phase(NamedTuple):
 
 
 class PushCapacity(NamedTuple):
-    """The capacity of one push, and a function for the capacity that a hot batch may need."""
+    """The bytes that one push can send, and a function that returns how many bytes a hot batch may
+    need."""
 
     bytes_max: int
     bytes_of: Callable[[Batch], int]
@@ -60,11 +62,11 @@ class PushCapacity(NamedTuple):
 def push_bytes_of(
     replica: Replica, columns: Mapping[str, str], ranks: int, bytes_max: int, batch: Batch
 ) -> int:
-    """Return how many bytes a hot batch of a rank adds to the next push, at most.
+    """Return the maximum number of bytes that a hot batch of a rank adds to the next push.
 
-    The number is computed from the ids, repeated ones included. Only if such batches of all ranks
-    could exceed one push, it is computed from the distinct keys. It is 0 if a push can send all hot
-    rows.
+    The number is computed from the ids, repeated ids included. If such batches of all ranks could
+    exceed one push, the number is computed from the distinct keys. It is 0 if a push can send all
+    hot rows.
     """
     if replica.hot_bytes <= bytes_max:
         return 0
@@ -88,18 +90,20 @@ class Phases:
         room: PushCapacity,
         all_gather: AllGather | None,
     ) -> None:
-        """Take a stream. `empty` returns a batch of no samples; None: its columns are unknown."""
+        """Take a stream. `empty` returns a batch of no samples, or None if the stream's columns are
+        unknown."""
         self._packed, self._empty = packed, empty
         self._room, self._all_gather = room, all_gather
-        self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # each with whether it is hot
+        self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # (is hot, batch) pairs
 
     def following(self) -> Phase | None:
-        """Return the next phase; None after the last. The previous phase must be used up.
+        """Return the next phase; None after the last phase. The batches of the previous phase must
+        be used up.
 
         Raises
         ------
-        InvalidArgumentError : a rank had no chunk, and other ranks have batches; raised at all
-            ranks.
+        InvalidArgumentError : a rank had no chunk, and other ranks have batches. All ranks raise
+            this error.
         Errors of the stream, and of the hook.
         """
         is_hot = self._is_next(True)
@@ -121,7 +125,8 @@ class Phases:
         sums = [sum(sizes) for sizes in zip(*(sizes for _, sizes in going), strict=False)]
         if not all(is_hot for is_hot, _ in going):
             return Phase(False, self._next(sums))
-        # Hot at all ranks: the phase has the first batches that all fit a push, or all do not.
+        # Hot at all ranks: the phase ends before the first batch that differs in whether it fits a
+        # push.
         fits = self._fits(sums[0])
         alike = takewhile(lambda push_bytes: self._fits(push_bytes) is fits, sums)
         return Phase(fits, self._next([*alike]))
@@ -130,7 +135,7 @@ class Phases:
         return push_bytes <= self._room.bytes_max
 
     def _take(self) -> bool:
-        """Take one more batch from the packer; return whether there was one."""
+        """Take one more batch from the packer; return whether there was a batch."""
         packed = next(self._packed, None)
         if packed is None:
             return False
@@ -155,7 +160,7 @@ class Phases:
             yield self._ready.popleft()[1]
 
     def _next(self, sums: list[int]) -> Iterator[PhaseBatch]:
-        """Yield the next batches, and empty ones after the last."""
+        """Yield the next batches, and empty batches after the last batch."""
         for push_bytes in sums:
             batch = self._ready.popleft()[1].batch if self._ready else self._empty()
             assert batch is not None, "ranks without columns do not agree on a phase"

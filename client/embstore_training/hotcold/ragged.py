@@ -1,8 +1,8 @@
-"""Columns of ids: one id per sample, a fixed number, or any number (ragged).
+"""Columns of ids: one id per sample, a fixed number of ids, or any number of ids (ragged).
 
 In each form, a column's ids are stored one sample after the other. The **bounds** of a column are
-the positions where a sample's ids begin and end. A table's keys are the ids of its columns, one
-column after the other, and the bags of its samples have the same order.
+the positions where the ids of each sample begin and end. A table's keys are the ids of its columns,
+one column after the other, and the bags of its samples have the same order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -87,7 +87,7 @@ def _ids_of(column: Any) -> Keys:
 
 
 def bounds_of(column: Any) -> Bounds:
-    """Return the start of each sample's ids, and the end of the last sample's, (n + 1,)."""
+    """Return the start of each sample's ids, and the end of the last sample's ids, (n + 1,)."""
     if isinstance(column, Ragged):
         return column.offsets
     return np.arange(len(column) + 1) * int(np.prod(column.shape[1:]))

@@ -1,30 +1,32 @@
-"""The hot rows at the trainer, with their optimizer state: looked up and trained without the store.
+"""The hot rows at the trainer, with their optimizer state. They are looked up and trained without
+the store.
 
-A replica stores the rows of a hot set in **slots**, in one array of weights and one of state per
-table, with the table's t and learning rate. It trains them by `embstore.arithmetic`, as the engine
-would. So after any number of updates rows, state and t are the same as in the store, bit for bit.
-The replica and the store exchange rows; they never average them:
+A replica stores the rows of a hot set in **slots**. Per table, it has one array of weights and one
+array of state, and the table's t and learning rate. It trains rows by `embstore.arithmetic`, as the
+engine would. So after any number of updates, rows, state and t are the same as if the store had
+trained them, bit for bit. The replica and the store exchange rows; they never average rows:
 
     pull     rows of the store are copied here                    stale -> not stale
     update   rows and t change here                               dirty; t is ahead of the store's
     push     dirty rows are sent to the store, with the t to add  not dirty; t is the store's
 
-A **stale** row was changed in the store since it was pulled, or never pulled; it must not be looked
-up. A **dirty** row was changed here since it was pushed. While there are dirty rows, or t is ahead,
-the replica pulls nothing. No other client may write to these rows meanwhile: the user of a replica
-locks their tables by a session, as `run.py` does.
+A **stale** row was never pulled, or was changed in the store since it was pulled; it must not be
+looked up. A **dirty** row was changed here since it was pushed. While there are dirty rows, or t is
+ahead of the store's t, the replica pulls nothing. No other client may write to these rows
+meanwhile: the user of a replica locks their tables by a session, as `run.py` does.
 
 A push is one command for all tables. So the store always has the state of one exchange, even after
 a crash between two exchanges. The trainer therefore pushes before the dirty rows exceed the size of
-a call (`unsent_bytes`). If it is unknown whether a push arrived, the next push finds out by the
-table's t, which only this replica can have changed.
+a call (`unsent_bytes`). If it is unknown whether a push arrived, the next push finds this out from
+the table's t, which only this replica can have changed.
 
 If there are several ranks, each has a replica of the same rows. A hook of the caller exchanges the
-sums of gradients (`replicas.ranks`); every rank adds them in rank order (contract.md, rule 6) and
-applies them. A learning rate may change at the store after one rank has pulled and before another
-rank does. That must not make the replicas differ, so after a refresh all ranks adopt rank 0's
-rates. Rejected: rank 0 trains for all ranks, which would have to send rows instead of sums. Also
-rejected: each rank pushes its part, which would take several commands.
+sums of gradients (`replicas.ranks`); every rank adds the sums in rank order (contract.md, rule 6)
+and applies them. A learning rate may change at the store after one rank has pulled and before
+another rank pulls. This change must not make the replicas differ, so after a refresh all ranks
+adopt the learning rates of rank 0. Rejected: rank 0 trains for all ranks. Then rows would have to
+be sent instead of sums. Also rejected: each rank pushes a part of the rows, which would take
+several commands.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +54,7 @@ from embstore_training.replicas.update import Sums, Trained, agreed, checked
 
 
 class _Push(NamedTuple):
-    """A push that is not known to have succeeded."""
+    """A push of which it is unknown whether it succeeded."""
 
     t: dict[str, int]  # t of the tables after the push
     rows: int
@@ -69,7 +71,7 @@ class Replica:
         *,
         tables: Iterable[str] | None = None,
     ) -> None:
-        """Prepare the rows of `hot_set`; they are pulled by `pull`.
+        """Prepare slots for the rows of `hot_set`; `pull` reads the rows.
 
         Parameters
         ----------
@@ -85,7 +87,7 @@ class Replica:
         self.store_calls = self.pulled_rows = self.pushed_rows = 0
         self.pulled_bytes = self.pushed_bytes = 0
         self._store = store
-        self._receipt = Receipt()  # Of the last update, which may not be wholly in place.
+        self._receipt = Receipt()  # Of the last update, which may not be written completely.
         self._pushing: _Push | None = None
         names = [*self.hot_set.tables] if tables is None else [*tables]
         self._tables = {name: self._open(name) for name in names}
@@ -136,13 +138,14 @@ class Replica:
         return sum(len(t.index.keys) * t.row_bytes for t in self._tables.values())
 
     def push_bytes(self, counts: Mapping[str, int]) -> int:
-        """Return how many bytes a push of `counts` hot rows by table would send, at most."""
+        """Return the most bytes that a push of `counts` hot rows by table would send."""
         return sum(self._table(name).push_bytes(count) for name, count in counts.items())
 
     # Pulling
 
     def pull(self, keys: Mapping[str, ArrayLike] | None = None) -> int:
-        """Read rows from the store, and each table's t and learning rate; return how many rows.
+        """Read rows, and each table's t and learning rate, from the store; return the number of
+        rows.
 
         Parameters
         ----------
@@ -161,7 +164,7 @@ class Replica:
         return self._pull({n: np.flatnonzero(t.is_stale) for n, t in self._tables.items()})
 
     def mark_stale(self, keys: Mapping[str, Keys]) -> None:
-        """Mark the hot rows of `keys` as stale, because the store's rows may change.
+        """Mark the hot rows of `keys` as stale, because the store may change these rows.
 
         Another thread can call this while no other method runs.
         """
@@ -194,7 +197,7 @@ class Replica:
         return sum(map(len, wanted.values()))
 
     def take_rates(self, all_gather: AllGather | None) -> None:
-        """Adopt rank 0's learning rates: another rank may have pulled them before they changed."""
+        """Adopt rank 0's learning rates, which may differ from the rates that this rank pulled."""
         tables = [self._tables[name] for name in sorted(self._tables)]
         rates = first_rates(all_gather, [table.learning_rate for table in tables])
         for table, rate in zip(tables, rates, strict=True):
@@ -203,7 +206,7 @@ class Replica:
     # Training
 
     def lookup(self, keys: Mapping[str, ArrayLike]) -> dict[str, Any]:
-        """Return the rows of hot keys, (n, dim) by table, in the order of the keys, as copies.
+        """Return copies of the rows of hot keys, (n, dim) by table, in the order of the keys.
 
         Raises
         ------
@@ -229,17 +232,17 @@ class Replica:
         ----------
         gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
         learning_rate : for all tables, or by table; None: the tables' rates at the last pull
-        all_gather : the hook of several ranks, all of which call this; sums are added in rank order
+        all_gather : the hook of several ranks, which all call this; sums are added in rank order
         receipt : a new receipt, which shows whether an interrupted update was applied
 
         Returns
         -------
-        Each table's t, with the command number 0, as the store does not have the update yet.
+        Each table's t, and the command number 0, because the store does not have the update yet.
 
         Raises
         ------
-        InvalidArgumentError : wrong shape or dtype; a key that is not hot; a sum that is not
-            finite; or ranks with different options or replicas. Nothing has changed.
+        InvalidArgumentError : a shape or dtype is wrong; a key is not hot; a sum is not finite; or
+            ranks have different options or replicas. Nothing has changed.
         """
         self._receipt.synchronize()
         if self._pushing is not None:
@@ -282,7 +285,7 @@ class Replica:
             )
         return self._tables[name]
 
-    # Conversions between the trainer's rows and gradients and those of the store
+    # Conversions between rows and gradients of the trainer, and those of the store
 
     def pooled(self, name: str, keys: Keys, bags: StepBags) -> Any:
         """Return the pooled rows of bags of a table's distinct hot keys, (bags, dim)."""
@@ -325,7 +328,7 @@ class Replica:
     # Pushing
 
     def push(self, member: str) -> AcknowledgedUpdate | None:
-        """Send the rows trained since the last push, in one command; return None if there are none.
+        """Send the rows trained since the last push, in one command; None: there are no such rows.
 
         Parameters
         ----------
@@ -334,7 +337,7 @@ class Replica:
 
         Raises
         ------
-        EmbstoreError : the store's error. The rows are still here, and can be pushed again.
+        EmbstoreError : the store's error. The rows stay in the replica, and can be pushed again.
         """
         self._receipt.synchronize()
         if self._pushing is not None:  # It is unknown whether the last push arrived: ask the store.

@@ -1,9 +1,9 @@
 """One table's hot rows in slots: the slot of each key, and the state of each row.
 
-A key's **slot** is its index among the table's hot keys, which ascend. It is found by an int32 map
-from key to slot or, if keys exceed the bound of that map, by binary search in the keys. Both use
-integers. FAE (Adnan et al., VLDB 2022) stores slots as float32, and does not transfer the optimizer
-state; here a row's weights and state are read and written together.
+A key's **slot** is its index among the table's hot keys, which ascend. The slot is found by an
+int32 map from key to slot or, if keys exceed the bound of that map, by binary search in the keys.
+Map and search use integers. FAE (Adnan et al., VLDB 2022) stores slots as float32, and does not
+transfer the optimizer state; here a row's weights and state are read and written together.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,8 @@ from embstore_training.replicas.rows import Slots, TrainersRows
 from embstore_training.replicas.update import Trained
 
 DENSE_KEYS_MAX = 1 << 24
-"""Bound of the keys of a table whose slots are in a map, of 4 bytes per key: at most 64 MiB."""
+"""Upper bound of a table's keys, if their slots are in a map. With 4 bytes per key, a map has at
+most 64 MiB."""
 
 
 class SlotIndex:
@@ -37,7 +38,8 @@ class SlotIndex:
             self._places[keys] = np.arange(len(keys), dtype=np.int32)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return a slot per key, (n,), and a mask of hot keys: only their slots are valid."""
+        """Return a slot per key, (n,), and a mask of the hot keys: only the slots of hot keys are
+        valid."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
         if self._places is None:
@@ -58,7 +60,7 @@ class HotTable:
         self.index = SlotIndex(keys)
         self.rows = rows
         self.t = 0
-        self.stored_t = 0  # t in the store, as far as known; `t` includes updates not pushed yet.
+        self.stored_t = 0  # The last known t in the store; `t` includes updates not pushed yet.
         self.learning_rate = 0.0
         self.is_stale = np.ones(len(keys), np.bool_)
         self.is_dirty = np.zeros(len(keys), np.bool_)
@@ -75,7 +77,7 @@ class HotTable:
         return 8 + VALUE_BYTES * (self.config.dim + self.config.state_dim)
 
     def push_bytes(self, count: int) -> int:
-        """Return how many bytes a push of `count` rows would send, at most."""
+        """Return the most bytes that a push of `count` rows would send."""
         return min(count, len(self.index.keys)) * self.row_bytes
 
     def take(self, facts: TableFacts) -> None:
@@ -106,7 +108,8 @@ class HotTable:
         return slots
 
     def pulled(self, slots: Slots, rows_max: int, called: Callable[..., Any]) -> Iterator[int]:
-        """Read rows from the store, at most `rows_max` per call; yield their number per call."""
+        """Read rows from the store, at most `rows_max` per call; yield the number of rows of each
+        call."""
         for first in range(0, len(slots), rows_max):
             part = slots[first : first + rows_max]
             weights, state = called(self.handle.read_rows, self.index.keys[part])

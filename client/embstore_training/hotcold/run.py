@@ -4,9 +4,9 @@
                                   hot     steps on the replica, here
 
 One look-ahead session stays open over all phases, so that the run is the only writer of its tables.
-In a mixed phase its steps are announced ahead. In a hot phase only the thread that renews the
-session's lease calls the store. Between phases rows are exchanged, and nothing is announced at that
-time:
+In a mixed phase the session's steps are announced ahead. In a hot phase only the thread that renews
+the session's lease calls the store. Between phases rows are exchanged; meanwhile no step is
+announced:
 
     mixed -> hot   the hot rows that mixed batches touched are pulled (their keys are known here)
     hot -> mixed   the rows trained since are pushed, in one command, with the number of updates
@@ -15,24 +15,24 @@ A mixed batch may touch hot rows, too, so both exchanges are needed. At any exch
 t are the same as after plain updates in the order of the steps, bit for bit. In a hot phase the
 store has exactly the state of the last exchange.
 
-One push is one call, so it may not be larger than a call. Before a hot step that could make it too
-large, the dirty rows are pushed. If the rows of a batch alone are more than a push can send, the
-batch is trained as a mixed one.
+One push is one call, so it may not be larger than a call. Before a hot step that could make the
+next push too large, the dirty rows are pushed. If the rows of a batch alone are more than a push
+can send, the batch is trained like a mixed batch.
 
 `stats()["stored_batches"]` is the number of the stream's batches that the store has. t does not
 show this number, as skipped or released batches add nothing to t. With the same chunks, batch size,
 window and rate, `steps(chunks, skip=...)` continues after that many batches.
 
-Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes the dirty rows. If the
-store does not answer, or the session has ended, these rows are lost, and the store has the state of
-the last exchange. If a mixed step is left during its update, it is not counted, and may have been
-applied nevertheless, as with any call whose answer is lost.
+If the loop is left in a hot phase, by break, an exception or Ctrl-C, the dirty rows are pushed. If
+the store does not answer, or the session has ended, these rows are lost, and the store has the
+state of the last exchange. If the loop is left during the update of a mixed step, the step is not
+counted. The update may have been applied nevertheless, as with any call whose answer is lost.
 
 Several ranks share every step, as in any session. In hot phases they exchange sums by the caller's
-`all_gather` hook (`replicas.ranks`). Rank 0 alone pushes, and the other ranks wait for that in the
-hook. Only the push of rank 0 as it leaves is made without the other ranks. If a rank fails, the
-other ranks wait in the hook. Ending that wait is up to the caller, as with the gradients of the
-rest of the model; only a failed push is reported to all ranks.
+`all_gather` hook (`replicas.ranks`). Rank 0 alone pushes, and the other ranks wait for the push in
+the hook. Only the push that rank 0 makes as it leaves the run does not involve the other ranks. If
+a rank fails, the other ranks wait in the hook. The caller must end this wait, as for the gradients
+of the rest of the model; only a failed push is reported to all ranks.
 
 The store's own counts of accesses do not include accesses to a replica.
 
@@ -70,7 +70,7 @@ from embstore_training.run import Run
 
 
 class HotColdRun:
-    """One rank's hot/cold training, inside a with block. Not to be shared between threads.
+    """The hot/cold training of one rank, inside a with block. Threads must not share it.
 
         with HotColdRun(store, hot_set, {"site": "sites", "ad": "ads"}, batch_size=2048) as run:
             for step in run.steps(chunks):
@@ -112,8 +112,8 @@ class HotColdRun:
             order (`replicas.ranks`)
         replica : function that makes the replica from (store, hot_set, tables=...): `Replica`, or
             `partial(TorchReplica, device=...)`, with which rows are tensors. With rows="device" the
-            replica is in the memory of the store's device, and so are rows and gradients of every
-            step
+            replica is in the memory of the store's device, and rows and gradients of every step are
+            there, too
 
         Raises
         ------
@@ -127,7 +127,7 @@ class HotColdRun:
         )
         packer = partial(Packer, classifier, batch_size)
         self._make_packer = partial(packer, window_batches=window_batches, rate=rate)
-        self._make_packer()  # Raises the errors in its arguments here.
+        self._make_packer()  # Raises errors for wrong arguments now.
         self._columns = dict(columns)
         self._store, self._make_replica = store, _checked(session, store, replica)
         self._tables = tuple(dict.fromkeys(columns.values()))
@@ -160,7 +160,7 @@ class HotColdRun:
     ) -> None:
         """Push the dirty rows, and leave the session.
 
-        After a failure, an error of the push is only added to it as a note.
+        After a failure, an error of the push is only added to the failure as a note.
         """
         reason = failure
         try:
@@ -198,12 +198,12 @@ class HotColdRun:
     def stats(self) -> dict[str, int]:
         """Return the counts of the run so far.
 
-        "hot_batches", "mixed_batches", "hot_samples" and "mixed_samples" are counted by where they
-        were trained. "stored_batches" is the number of the loop's batches that the store has,
-        including `skip`, for the present loop or the last one in the with block. "switches" counts
-        changes between phases. "store_calls" leaves out renewals of the lease, which a thread makes
-        independently of phases. "pulled_rows", "pushed_rows" and "bytes" are counts of the
-        exchanges. "hot_rows" and "hot_set_version" describe the hot set.
+        "hot_batches", "mixed_batches", "hot_samples" and "mixed_samples" are counted by where the
+        batches and samples were trained. "stored_batches" is the number of the loop's batches that
+        the store has, including `skip`, for the present loop or, after it, the last loop in the
+        with block. "switches" counts changes between phases. "store_calls" leaves out renewals of
+        the lease, which a thread makes independently of phases. "pulled_rows", "pushed_rows" and
+        "bytes" are counts of the exchanges. "hot_rows" and "hot_set_version" describe the hot set.
         """
         stored, replica = self._tally.stored(self._is_hot), self._replica
         return self._tally.counts | {
@@ -218,9 +218,9 @@ class HotColdRun:
 
     @property
     def last_step(self) -> int:
-        """The last finished step of the session, 0 for none: the number of its mixed batches, in
-        all runs with its name. Hot batches are no steps of it, so use the result of `exchange` as a
-        loop's `skip`."""
+        """The last finished step of the session, which is the number of mixed batches in all runs
+        with its name; 0: no step is finished. Hot batches are no steps of the session, so use the
+        result of `exchange` as a loop's `skip`."""
         return self._session.last_step
 
     # The loop
@@ -229,22 +229,22 @@ class HotColdRun:
         """Yield a step for each packed batch, in the order in which they are trained.
 
         A step that the loop neither updates, releases nor skips is released when the loop takes the
-        next step. When the loop has ended, the store has everything. Until then, while steps are
-        hot, it has the state of the last exchange (`exchange`).
+        next step. When the loop has ended, the store has all updates. Before that, while steps are
+        hot, the store has the state of the last exchange (`exchange`).
 
         Parameters
         ----------
         chunks : samples in columns, any number per chunk; a background thread may iterate over
-            them. A sample has one id per column, or several in a two-dimensional array, or any
-            number in `Ragged`
+            them. A sample has one id per column, or several ids in a two-dimensional array, or any
+            number of ids in `Ragged`
         skip : the number of batches to leave out at the beginning, because the store has them
             already: "stored_batches" of the earlier run's `stats`
 
         Raises
         ------
-        InvalidArgumentError : outside the with block, within another loop, or after a loop that was
-            left early; a chunk is wrong; or ranks have different hot sets, or one of them has no
-            chunk.
+        InvalidArgumentError : called outside the with block, within another loop, or after a loop
+            that was left early; a chunk is wrong; or ranks have different hot sets, or one rank has
+            no chunk.
         Errors of `chunks`, and of the store.
         """
         self._joined()
@@ -300,19 +300,20 @@ class HotColdRun:
     # Exchanging rows
 
     def exchange(self) -> int:
-        """Push the dirty rows, so that the store has every batch finished by now.
+        """Push the dirty rows, so that the store has every batch that is finished by now.
 
-        To be called before a checkpoint within the loop. All ranks must call it at the same step.
+        Call this before a checkpoint within the loop. All ranks must call it at the same step.
 
         Returns
         -------
-        "stored_batches" of `stats`. Keep the number with the checkpoint: it is `skip` of a loop
-        that continues from the checkpoint.
+        "stored_batches" of `stats`. Keep this number with the checkpoint: it is the argument `skip`
+        of a loop that continues from the checkpoint.
 
         Raises
         ------
-        InvalidArgumentError : outside the with block; or other ranks do something else.
-        EmbstoreError : the store's error. The rows are still here, and can be pushed again.
+        InvalidArgumentError : this was called outside the with block, or other ranks have called
+            another method.
+        EmbstoreError : the store's error. The rows stay in the replica, and can be pushed again.
         """
         self._joined()
         if self._is_hot:
@@ -321,14 +322,15 @@ class HotColdRun:
         return self._tally.stored(self._is_hot)
 
     def _unsent(self) -> str:
-        """Return a text about the updates that a checkpoint of the store would lack now, else "".
-        Only rank 0 returns a text: it pushes, and other ranks may have continued."""
+        """Return a text about the updates that a checkpoint of the store would lack now; "" if it
+        would lack no updates. Only rank 0 returns a text: it pushes, and other ranks may have
+        continued."""
         if self._rank or self._replica is None or not self._replica.is_ahead:
             return ""
         return "the training of hot rows since the last exchange: call the run's exchange() first"
 
     def _switch(self, is_hot: bool) -> None:
-        """Move rows to where the next phase trains them."""
+        """Move rows to the place where the next phase trains them."""
         if is_hot == self._is_hot:
             return
         if is_hot:
@@ -341,7 +343,7 @@ class HotColdRun:
 
     def _refresh(self) -> None:
         replica = self._joined()
-        if self._has_refreshed:  # Until the first refresh all rows are stale everywhere.
+        if self._has_refreshed:  # Until the first refresh all rows are stale at all ranks.
             rows = {t: (k, np.empty((len(k), 0), "f4")) for t, k in replica.stale_keys.items()}
             for message in meet(self._all_gather, Verb.REFRESH, share=rows):
                 replica.mark_stale({table: keys for table, (keys, _) in message.share.items()})
@@ -350,7 +352,7 @@ class HotColdRun:
         self._has_refreshed = True
 
     def _push(self) -> None:
-        """Push the dirty rows: rank 0 sends them, while the other ranks wait for it."""
+        """Push the dirty rows: rank 0 sends them, while the other ranks wait for the push."""
         replica = self._joined()
         if self._rank == 0:
             try:
@@ -365,7 +367,8 @@ class HotColdRun:
 
 
 def _sparse_rows(store: Any, hot_set: HotSet, columns: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of rows of the tables with sparse keys. Other tables may grow meanwhile."""
+    """Return the number of rows of the tables with sparse keys. The number of rows of other tables
+    may grow during a run."""
     names = hot_set.tables.keys() & set(columns.values())
     configs = {name: store.table(name).config for name in sorted(names)}
     return {name: config.rows for name, config in configs.items() if config.is_sparse}

@@ -1,7 +1,7 @@
 """Checks, as a loop begins, that all ranks have the same hot set.
 
-A rank with a different hot set would pack different batches. It would fail at the first missing
-key, after other ranks have applied updates.
+A rank with a different hot set would pack different batches. That rank would fail at the first
+missing key, after other ranks have applied updates.
 """
 
 import hashlib

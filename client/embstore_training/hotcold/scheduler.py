@@ -2,19 +2,19 @@
 
 Every change from mixed to hot batches and back costs an exchange of the hot rows with the store, so
 long phases of one kind are cheap. But a model that sees only hot samples for long learns the cold
-rows late, so short phases are good for the loss. The rate, in percent, balances both: each phase
-has `rate` % of a window's batches of its kind. At 100 a window has one mixed and one hot phase. At
-1 the batches of the rarer kind are distributed evenly among the others, as finely as the window
-allows.
+rows late, so short phases are good for the loss. The rate, in percent, is a compromise between long
+and short phases: each phase has `rate` % of a window's batches of its kind. At a rate of 100, a
+window has one mixed phase and one hot phase. At a rate of 1, the batches of the rarer kind are
+distributed evenly among the other batches, as finely as the window allows.
 
 FAE (Adnan et al., VLDB 2022) packs a whole data set once, starts at about 50 % and changes the rate
 by the trend of the test loss. Its published code has no feedback, and runs one cold and one hot
 phase per epoch, which is a rate of 100 with the epoch as window. Here the window is a bounded part
-of a stream, and the rate is read again as each phase begins. A window begins with the kind of the
+of a stream, and the rate is read again when a phase begins. A window begins with the kind of the
 last batch of the window before, so no exchange is needed between two windows.
 
-The rate changes only the order of the samples: for the resulting order, the rows are exact at any
-rate.
+The rate changes only the order of the samples: at any rate, the rows are exact for the resulting
+order.
 """
 
 from collections.abc import Iterator
@@ -38,10 +38,11 @@ class RateController(Protocol):
 class LossRate:
     """A rate that follows the loss on held-out samples.
 
-    FAE describes it so: the rate starts at 50, is halved when the test loss got worse, and raised
-    after several good evaluations, within 1 and 100. Here a loss is worse if it is above the loss
-    reported before. The rate is doubled after `raise_after` reports in a row that are not worse. A
-    loss that is not finite counts as worse, and later losses are not compared with it.
+    In FAE's description, the rate starts at 50, is halved when the test loss has got worse, is
+    raised after several good evaluations, and stays between 1 and 100. Here a loss is worse if it
+    is above the previous reported loss. The rate is doubled after `raise_after` consecutive losses
+    that are not worse. A loss that is not finite counts as worse, and later losses are not compared
+    with it.
 
     One thread can report while another reads the rate.
     """
@@ -85,11 +86,11 @@ class FixedRate:
 def batch_kinds(
     hot_batches: int, mixed_batches: int, controller: RateController, *, hot_first: bool
 ) -> Iterator[bool]:
-    """Yield, for each batch of a window, whether it is a hot one, in the order of training.
+    """Yield, for each batch of a window in the order of training, whether the batch is hot.
 
-    A phase ends when the shares of both kinds have reached the next multiple of the rate, each
-    rounded up to whole batches. So phases of the rarer kind may be empty, and its batches are
-    distributed evenly among the others.
+    A phase ends when the share of each kind, rounded up to whole batches, has reached the next
+    multiple of the rate. So phases of the rarer kind may be empty, and batches of that kind are
+    distributed evenly among the other batches.
     """
     totals = {True: hot_batches, False: mixed_batches}
     given = {True: 0, False: 0}

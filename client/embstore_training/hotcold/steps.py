@@ -1,9 +1,9 @@
 """Steps of a hot/cold run, for the body of its loop: on the replica, or at the store.
 
-Both kinds are an `embstore_training.step.Step`, and differ in their exchange. A hot step calls no
-store. With several ranks, all of them exchange messages whenever a hot step is finished. The
-replica pools bags of a hot step: on the store's device by the store's kernel, else on the host, to
-the same bits.
+Hot and mixed steps are an `embstore_training.step.Step`, and differ in their exchange. A hot step
+calls no store. With several ranks, all of them exchange messages whenever a hot step is finished.
+The replica pools the bags of a hot step on the store's device, by the store's kernel, or else on
+the host. The bits are the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,8 +36,8 @@ _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 class HotColdStep(Step):
     """One step of a run, for the body of its loop.
 
-    A table's keys are the ids of its columns, one column after the other in the order of the run's
-    columns, and within a column one sample after the other. Rows and gradients are in this order.
+    A table's keys are the ids of its columns, column by column in the order of the run's columns,
+    and within a column sample by sample. Rows and gradients are in this order.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class HotEntry(Entry):
 
     @property
     def finished_by(self) -> str:
-        """The verb that finished the step, also if an interrupt came before it was noted."""
+        """The verb that finished the step, even if an interrupt came before the verb was stored
+        here."""
         return self._finished_by or ("updated" if self.receipt.is_taken else "")
 
     @finished_by.setter
@@ -105,7 +106,8 @@ class _OnceKeys(Mapping[str, OnceKeys]):
 
 
 class MixedExchange(Exchange):
-    """A session's exchange, whose rows are converted to the replica's form for the trainer."""
+    """The exchange of a session, with rows converted to the form in which the replica returns
+    rows."""
 
     def __init__(self, replica: ReplicaNow, there: Exchange) -> None:
         self._replica, self._there = replica, there

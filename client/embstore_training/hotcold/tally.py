@@ -1,4 +1,4 @@
-"""Which batches of a loop's stream are finished, and which of them the store has.
+"""Counts the finished batches of a loop's stream, and the batches that the store has.
 
 A step is counted when the next step is requested, with no call in between: an interrupt could come
 between finishing a step and counting it.
@@ -10,14 +10,15 @@ _COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "swit
 
 
 class Tally:
-    """The numbers of batches of one run; `counts` covers all its loops."""
+    """The numbers of batches of one run; `counts` covers all loops of the run."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(_COUNTED, 0)
         self.begin()
 
     def begin(self, skip: int = 0) -> None:
-        """Begin with a stream. Its first `skip` batches are left out: the store has them."""
+        """Begin with a stream. The stream's first `skip` batches are left out, because the store
+        has them."""
         self.at_hand: HotColdStep | None = None
         """The step that the body of the loop has now, and that is not counted yet."""
         self._finished = self._stored = skip

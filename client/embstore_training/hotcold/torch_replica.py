@@ -1,9 +1,9 @@
 """The hot replica in torch tensors, on the trainer's own device.
 
 Weights and state are tensors. Keys, slots, t and the marks of dirty rows stay on the host, because
-batches have their keys there. Gradients are summed by key on the host, by `embstore.arithmetic`:
-the result of a sum depends on its order, and a device's scatter does not keep an order. The sums
-are scaled and checked on the host, too, and then uploaded.
+batches have their keys on the host. Gradients are summed by key on the host, by
+`embstore.arithmetic`: the result of a sum depends on its order, and a device's scatter does not
+keep an order. The sums are scaled and checked on the host, too, and then uploaded.
 
 An update computes the formulas of `embstore.optimizers` by torch operations that round each element
 once, in the order of the formulas. These operations are not used:
@@ -15,11 +15,12 @@ once, in the order of the formulas. These operations are not used:
 
 Therefore scalars are tensors of one element on the device, and a sum over dim is computed as 32
 partial sums, which are then folded (rule 3). Roots are computed in float64 and rounded to fp32.
-That gives the correctly rounded root (53 >= 2 * 24 + 2 bits), whichever library computes torch's
+The result is the correctly rounded root (53 >= 2 * 24 + 2 bits), whichever library computes torch's
 fp32 roots.
 
-On the CPU the bits are the same as NumPy's, which a test compares. On CUDA they depend on IEEE
-division and float64 roots, with which torch is compiled there. Devices of other kinds are refused.
+On the CPU the bits are the same as NumPy's, which a test compares. On CUDA the bits depend on IEEE
+division and IEEE float64 roots, with which torch is compiled for CUDA. Devices of other kinds are
+refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,7 +77,8 @@ def apply_update(
 ) -> tuple[Any, Any]:
     """Return the weights and state of rows after one update.
 
-    As `embstore.arithmetic.apply_update`, but not in place. NaNs become canonical.
+    This computes the same as `embstore.arithmetic.apply_update`, but not in place. NaNs become
+    canonical.
     """
 
     def numbers(values: Rows) -> Sequence[Any]:
@@ -135,8 +137,8 @@ class TorchRows(HostRows):
 class TorchReplica(Replica):
     """The hot rows of some tables in torch tensors. `lookup` returns tensors, `update` takes them.
 
-    Looked-up rows do not require gradients: `requires_grad_()` makes leaves of them. Pass their
-    `.grad` to `update`.
+    Looked-up rows do not require gradients: `requires_grad_()` makes the rows leaves of autograd.
+    Pass their `.grad` to `update`.
     """
 
     def __init__(
@@ -155,8 +157,8 @@ class TorchReplica(Replica):
 
         Raises
         ------
-        InvalidArgumentError : no such device, or a device of another kind. Also the errors of
-            `Replica`.
+        InvalidArgumentError : there is no such device, or the device is of another kind. Also the
+            errors of `Replica`.
         DeviceError : torch flushes denormals on that device.
         """
         self._device = _device(device)

@@ -1,10 +1,11 @@
-"""The changes of one update of a replica, written as a whole.
+"""The changes of one update of a replica, which are written as a whole.
 
 An update is first computed without changing the rows, as a list of changes. The list is kept until
 all changes are written. If an interrupt (Ctrl-C) comes in between, the next call writes the list
-again: writing a change twice has the same result as once. So an update of a replica, too, happens
-as a whole or not at all. A **receipt** has the list, and shows its caller whether the update is
-applied: one assignment sets the list, and makes the update part of the replica.
+again: to write a change twice has the same result as to write it once. So an update of a replica is
+applied as a whole or not at all, as in the store. A **receipt** has the list, and shows the caller
+of the update whether it is applied: one assignment sets the list, and makes the update part of the
+replica.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from embstore_training.replicas.update import Sums, updated
 
 
 class Change(NamedTuple):
-    """The change of one table by an update. Writing it twice has the same result as once."""
+    """The change of one table by an update. To write a change twice has the same result as to write
+    it once."""
 
     table: HotTable
     slots: Slots
@@ -48,7 +50,8 @@ class Receipt:
 
     def __init__(self) -> None:
         self.changes: list[Change] | None = None
-        """The changes to write. None: the update was not applied. Empty: all are written."""
+        """The changes to write. None: the update was not applied. Empty: all changes are
+        written."""
 
     @property
     def is_taken(self) -> bool:
@@ -56,7 +59,7 @@ class Receipt:
         return self.changes is not None
 
     def synchronize(self) -> None:
-        """Write the changes of the update, also those that an interrupt has left."""
+        """Write the changes of the update, also changes that an interrupt has left unwritten."""
         for change in self.changes or ():
             change.put_in_place()
         if self.is_taken:

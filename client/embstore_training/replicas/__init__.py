@@ -5,6 +5,6 @@
     ranks      the messages between ranks
     on_device  gradients on a device that the store has lent
 
-Two packages use it: `hotcold`, for hot rows, and `write_behind`, for the rows of a run ahead of the
-store.
+Two packages use this package: `hotcold`, for hot rows, and `write_behind`, for the rows of a run
+ahead of the store.
 """

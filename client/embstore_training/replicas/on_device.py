@@ -21,15 +21,15 @@ from embstore_training.replicas.update import Sums, Trained, agreed, check_rates
 
 
 class Occurring(NamedTuple):
-    """Gradients of a step's distinct keys, without keys that have none."""
+    """Gradients of a step's distinct keys. Keys without a gradient are left out."""
 
-    positions: NDArray[np.int64] | None  # (u,) ascending, of the keys; None: of all keys
+    positions: NDArray[np.int64] | None  # (u,) ascending; None: all keys have gradients
     rows: Any  # (n, dim), or (bags, dim)
     inverse: NDArray[np.int32] | None = None  # (n,), index of each row's key; None: 0, 1, 2, ...
     bags: Bags | None = None
 
     def at(self, slots: Slots, dim: int) -> SlotGradients:
-        """Return these gradients as gradients of slots, (u,)."""
+        """Return these gradients as gradients of the slots of the keys, (u,)."""
         return SlotGradients(slots, dim, self.rows, self.inverse, self.bags)
 
 
@@ -39,7 +39,7 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
     Raises
     ------
     InvalidArgumentError : the number of gradients differs from the number of keys or bags; an index
-        is beyond the keys; or bags have wrong offsets.
+        is not below the number of keys; or bags have wrong offsets.
     """
     rows, count = as_gradients(given, once, of, table), len(once.keys)
     if isinstance(rows, SomeGradients):
@@ -55,7 +55,7 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
     occurs[of.inverse] = True
     if occurs.all():
         return Occurring(None, rows, of.inverse, of.bags)
-    numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # of the keys that occur
+    numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # numbers the keys that occur
     return Occurring(np.flatnonzero(occurs), rows, numbers[of.inverse], of.bags)
 
 
@@ -67,12 +67,13 @@ def agreed_on_device(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks as `agreed`; sums of a single rank stay on the device.
+    """Return the scaled sums of all ranks as `agreed` does; the sums of a single rank stay on the
+    device.
 
     Parameters
     ----------
     keys, summed : this rank's keys and sums, by table. The sums of a single rank are scaled by
-        `options`; the sums of one of several ranks are not
+        `options`; if there are several ranks, the sums are not scaled
 
     Raises
     ------

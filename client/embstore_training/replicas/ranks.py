@@ -1,6 +1,7 @@
-"""The messages between ranks that update their replicas equally, through the caller's all-gather.
+"""The messages between ranks that update their replicas equally. The caller's all-gather exchanges
+them.
 
-The trainers exchange these messages without the store: in the hot phases of a hot/cold run, and in
+The trainers exchange these messages without the store, in the hot phases of a hot/cold run, and in
 runs that are ahead of the store. A **hook** of the caller, `all_gather(x)`, returns the shares of
 all ranks, in rank order, as `torch.distributed.all_gather_object` does. A share has the same form
 for every purpose: by table, keys (k,) int64 and rows (k, d) float32. A rank also sends its purpose,
@@ -21,7 +22,8 @@ Share = dict[str, tuple[Keys, Rows]]
 """By table, keys (k,) and a row for each key, (k, d)."""
 
 AllGather = Callable[[Share], Sequence[Mapping[str, tuple[Keys, Rows]]]]
-"""A function that returns every rank's share, in rank order; it blocks until all call it."""
+"""A function that returns every rank's share, in rank order; it blocks until all ranks have called
+it."""
 
 NUMBERS = ""
 
@@ -49,7 +51,7 @@ class Message(NamedTuple):
 
 
 class CheckedGather:
-    """The caller's hook, whose answer is checked: every rank once, in order."""
+    """The caller's hook, with a check that its answer has every rank once, in rank order."""
 
     def __init__(self, all_gather: AllGather, rank: int, world_size: int) -> None:
         self._all_gather, self._rank, self._world_size = all_gather, rank, world_size
@@ -73,8 +75,8 @@ def meet(
     numbers: Sequence[int] = (),
     share: Share | None = None,
 ) -> list[Message]:
-    """Send this rank's message, and return every rank's message, in rank order. Without a hook
-    there is only this rank.
+    """Send this rank's message, and return every rank's message, in rank order. Without a hook this
+    is the only rank.
 
     A rank that sends FAILED accepts any purpose of the other ranks.
 

@@ -41,7 +41,8 @@ class HostRows:
 
     def take(self, slots: Slots) -> Any:
         """Return a copy of the weights of slots, (n, dim), in the trainer's memory."""
-        # No slot is out of range, so none is clipped; mode="raise" would take longer than the copy.
+        # No slot is out of range, so "clip" changes nothing; "raise" would take longer than the
+        # copy.
         return self._weights.take(slots, axis=0, mode="clip")
 
     def read(self, slots: Slots) -> tuple[Rows, Rows]:
@@ -49,7 +50,7 @@ class HostRows:
         return self.take(slots), self._state.take(slots, axis=0, mode="clip")
 
     def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return the weights and state of distinct slots after an update; nothing changes.
+        """Return the weights and state of distinct slots after an update. The rows do not change.
 
         Raises
         ------

@@ -29,7 +29,7 @@ from embstore_training.replicas.rows import Slots, TrainersRows
 
 
 class Sums(NamedTuple):
-    """One table's gradients, summed by key (and over ranks), then scaled."""
+    """One table's gradients, summed by key and over ranks, and then scaled."""
 
     keys: Keys  # (u,) distinct
     gradients: Rows  # (u, dim)
@@ -70,8 +70,8 @@ def agreed(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks, by table; None: rule 9 refuses a sum, and the update is
-    skipped.
+    """Return the scaled sums of all ranks, by table; None: rule 9 of contract.md refuses a sum, so
+    the update is skipped.
 
     Parameters
     ----------
@@ -81,8 +81,9 @@ def agreed(
 
     Raises
     ------
-    InvalidArgumentError : rule 9 refuses a sum, and the update is not to be skipped; an optimizer
-        does not accept a learning rate; or ranks have different options or different replicas.
+    InvalidArgumentError : rule 9 refuses a sum, and the options do not say that the update is
+        skipped; an optimizer does not accept a learning rate; or ranks have different options or
+        different replicas.
     """
     numbers, rates = numbers_of(options, tables), []
     for name in sorted(tables) if all_gather is not None else ():
@@ -101,7 +102,8 @@ def agreed(
 def check_rates(
     names: Iterable[str], options: UpdateOptions, tables: Mapping[str, Trained]
 ) -> None:
-    """Check that the optimizers of some tables accept the learning rate in the options, if any."""
+    """Check that the optimizers of some tables accept the options' learning rate, if there is
+    one."""
     for name in names:
         given = options.rate_of(name)
         if given is not None:
@@ -110,8 +112,8 @@ def check_rates(
 
 
 def is_accepted(name: str, sums: Sums, options: UpdateOptions) -> bool:
-    """Return whether rule 9 accepts a table's scaled sums. If not, and the update is not to be
-    skipped, raise InvalidArgumentError."""
+    """Return whether rule 9 accepts a table's scaled sums. If it does not, and the options do not
+    say that the update is skipped, raise InvalidArgumentError."""
     wrong = unaccepted(*sums)
     if wrong and options.on_nonfinite != "skip":
         raise refused_gradient(name, *wrong[0])
@@ -161,7 +163,8 @@ def check_alike(messages: list[Message], options: list[int], tables: list[int]) 
 
 
 def scaled(shares: list[Share], gradient_scale: float) -> dict[str, Sums]:
-    """Add the ranks' sums of each table in rank order, and scale (contract.md, rules 6 and 4)."""
+    """Add the ranks' sums of each table in rank order, and scale the totals (contract.md, rules 6,
+    4)."""
     names = dict.fromkeys(name for share in shares for name in share)
     sums = {}
     for name in names:

@@ -27,7 +27,7 @@ from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
 
 _ANSWER_S = 1.0
-"""Seconds that the end of a failed run waits for any answer, if steps are being sent."""
+"""Seconds for which the end of a failed run waits for an answer to the steps that were sent."""
 
 _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
@@ -37,10 +37,10 @@ class _Flight:
     """The state of one step, apart from its batch."""
 
     placed: dict[str, Placed]
-    is_expected: bool = False  # Its new rows have been requested, if it has any.
-    came: "Future[list[ArrivedRows]] | None" = None  # The new rows; None: it has none.
+    is_expected: bool = False  # Whether its new rows, if any, have been requested.
+    came: "Future[list[ArrivedRows]] | None" = None  # The new rows; None: no new rows.
     is_admitted: bool = False
-    asked_on: bool = False  # The rows of the steps after it have been requested.
+    asked_on: bool = False  # Whether rows of the steps after it were requested.
 
 
 class WriteBehind(SessionExchange):
@@ -61,7 +61,7 @@ class WriteBehind(SessionExchange):
         self._readers = Workers(depth, "embstore-reader")
         self._sending: Sending | None = None  # None before the first loop.
         self._slots: dict[str, TableSlots] = {}  # For the reader's thread.
-        self._is_torn = False  # An interrupt came after an update was applied, before it was sent.
+        self._is_torn = False  # An update was applied and then not sent, because of an interrupt.
 
     # A loop
 
@@ -70,7 +70,8 @@ class WriteBehind(SessionExchange):
 
         Raises
         ------
-        InvalidArgumentError : an earlier step is not finished, because sending it has failed.
+        InvalidArgumentError : an earlier step is not finished, because sending that step has
+            failed.
         """
         if self._sending is not None:
             if self._sending.has_failed:
@@ -106,15 +107,15 @@ class WriteBehind(SessionExchange):
         )
 
     def begin(self, entry: Entry) -> None:
-        """Begin a step. Its rows have been requested already, except for a loop's first step: it
-        requests its own rows and those of the next steps now."""
+        """Begin a step. Its rows have been requested already, except for a loop's first step. For
+        that step, request its rows and the rows of the next steps now."""
         self._current = entry
         if not entry.flight.is_expected:
             self._ask(entry)
             self._ask_on(entry)
 
     def _ask_on(self, entry: Entry) -> None:
-        """Request the rows of the next steps, as far as they are announced."""
+        """Request the rows of the next steps, as far as the steps are announced."""
         entry.flight.asked_on = True
         for following in self.ahead.announced(self._depth) if self.ahead is not None else ():
             if following.number <= entry.number + self._depth:
@@ -170,7 +171,8 @@ class WriteBehind(SessionExchange):
     # A step
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return rows made from a step's distinct rows, which are here or have been requested."""
+        """Return rows made from a step's distinct rows, which are in their slots or have been
+        requested."""
         rows = self.rows(entry)
         self.send_for_next()
         return made(rows, entry, forms)
@@ -209,7 +211,7 @@ class WriteBehind(SessionExchange):
             return self._read(entry)
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
-        """Return sums by key, on the host, where they are applied."""
+        """Return sums by key on the host, where the sums are applied."""
         return super()._sent(table, entry, of, on_host(values))
 
     def _finished(
@@ -255,9 +257,9 @@ class WriteBehind(SessionExchange):
     def _own(
         self, entry: Entry, sums: Mapping[str, Any], options: UpdateOptions
     ) -> tuple[dict[str, Any], dict[str, StepSums]]:
-        """Return two copies of a step's sums: in the form to send, and in the form to apply.
+        """Return a step's sums in two forms: the form to send, and the form to apply.
 
-        Raises InvalidArgumentError for every mistake that the store would refuse.
+        Raises InvalidArgumentError for every mistake for which the store would refuse the step.
         """
         parts = tuple(step_gradients(name, given) for name, given in sums.items())
         command = checked(c.UpdateStep(self._session.member, entry.number, parts, options))

@@ -2,8 +2,9 @@
 
 The store is in the same process, and lends its device (`embstore.handles.lent`). The loop looks up,
 sums and updates rows on the device, and sends the sums from there. Three things pass through the
-host: new rows on their way from the store; copies for the checksum of a step's rows, made in the
-thread that sends the step; and, with several ranks, the sums for the caller's all-gather hook.
+host: new rows on their way from the store; copies of a step's rows for their checksum, which the
+thread that sends the step makes; and, with several ranks, the sums for the caller's all-gather
+hook.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +32,8 @@ from embstore_training.write_behind.slots import Placed
 
 
 class DeviceRowsInFlight(RowsInFlight):
-    """The rows in flight on a device; see `RowsInFlight`. Gradients of `StepSums` are `SlotSums`.
-    They are scaled in a run of a single rank, and not scaled in a run of several ranks."""
+    """The rows in flight on a device; see `RowsInFlight`. The gradients in a `StepSums` are
+    `SlotSums`: scaled in a run of a single rank, and not scaled in a run of several ranks."""
 
     def __init__(
         self,
@@ -91,13 +92,14 @@ class DeviceWriteBehind(WriteBehind):
         return rows
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
-        """Return gradients unchanged, but checked: all tables are summed together later."""
+        """Return gradients unchanged after a check; the gradients of all tables are summed together
+        later."""
         return occurring(table, entry.once[table], of, values)
 
     def _own(
         self, entry: Entry, sums: Mapping[str, Occurring], options: UpdateOptions
     ) -> tuple[dict[str, Any], dict[str, StepSums]]:
-        """Return a step's sums twice: in the form to send, and in the form to apply."""
+        """Return a step's sums in two forms: the form to send, and the form to apply."""
         of_slots, keys = {}, {}
         for name, given in sums.items():
             chosen = slice(None) if given.positions is None else given.positions
@@ -126,7 +128,7 @@ def exchange_of(
     behind: Behind | None,
 ) -> SessionExchange:
     """Return the exchange of a run's steps. `behind` has the options of a run that does not wait
-    for updates; None: it waits."""
+    for updates; None: the run waits."""
     how = sessions, session, times
     if behind is None:
         return SessionExchange(*how, rows)

@@ -1,4 +1,4 @@
-"""How far a run may be ahead of the store, and the options that it needs for that."""
+"""The options of a run that is ahead of the store, and how many steps it may be ahead."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,8 @@ from embstore.handles.sessions import Sessions
 from embstore_training.replicas.ranks import AllGather, CheckedGather
 
 DEPTH = 4
-"""The default number of steps that may be unacknowledged. If the network takes as long as four
-steps for an answer, the trainer still never waits, provided that it computes for a quarter of that
-time per step."""
+"""The default number of steps that may be unacknowledged. The trainer never waits if it computes,
+per step, for at least a quarter of the time that an answer takes over the network."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,13 @@ class Behind:
 
 
 def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:
-    """Check the arguments of a run, and return its options; None: it waits for late rows.
+    """Check the arguments of a run, and return its options; None: the run waits for late rows.
 
     Raises
     ------
-    InvalidArgumentError : `waits` is neither "late" nor "none". With "late": `depth` or
-        `all_gather` was passed. With "none": a depth above `lookahead`, several ranks without
-        `all_gather`, or a connection that rounds rows.
+    InvalidArgumentError : `waits` is neither "late" nor "none". Or `depth` or `all_gather` was
+        passed with "late". Or with "none", `depth` is above `lookahead`, several ranks have no
+        `all_gather`, or the connection rounds rows.
     """
     depth, all_gather, world_size = options.depth, options.all_gather, options.world_size
     one_of(options.waits, "waits", ("late", "none"))

@@ -1,7 +1,8 @@
-"""The rows in flight: the rows of the last steps, in their state at the loop's present step.
+"""The rows in flight: the rows of the last steps, in the state that they have at the loop's present
+step.
 
-The reader's thread has assigned their slots (`slots`). The rows of a step pass four stages, each in
-the order of the steps, except for the second:
+The reader's thread has assigned slots to the rows (`slots`). The rows of a step pass four stages,
+each in the order of the steps, except for the second:
 
     expected   there is room for the step's new rows: the loop, `depth` steps ahead
     put        the new rows have arrived, and are in their slots: a thread that requests rows
@@ -9,11 +10,12 @@ the order of the steps, except for the second:
     updated    the step's update has changed its rows: the loop
 
 **Rows can be put while the loop works.** At that time nothing else uses the slots of a step's new
-rows. A key that has lost such a slot was last used more than 2 depth steps before the step. When
-the loop expects a step, it has finished all steps up to the one that is depth + 1 steps earlier.
+rows. A key that has lost such a slot was last used more than 2 * depth steps before the step. When
+the loop expects a step, it has finished all steps up to the step that is depth + 1 steps earlier.
 
-**Checksums** are of the rows to which an update is applied. The loop only copies these rows, which
-takes a fraction of the time. The thread that sends the step computes the checksum of the copies.
+**Checksums** are computed over the rows to which an update is applied. The loop only copies these
+rows, which takes a fraction of the time. The thread that sends the step computes the checksum of
+the copies.
 """
 
 import threading
@@ -47,9 +49,9 @@ class StepSums(NamedTuple):
 
 
 class ArrivedRows(NamedTuple):
-    """New rows of a step that one call has read, and that are in their slots."""
+    """New rows of a step that one call has read and written to their slots."""
 
-    last_step: int  # the last step whose update they include
+    last_step: int  # the last step whose update the rows include
     slots: dict[str, Slots]  # by table
 
 
@@ -69,7 +71,7 @@ class Checksum:
     thread.
 
     The rows are kept as long as the step may be sent again: when a cluster grows, the checksum of
-    all rows is requested first, and then one for each shard.
+    all rows is requested first, and then a checksum for each shard.
     """
 
     def __init__(self, copies: Copies) -> None:
@@ -116,7 +118,7 @@ class Table:
             self.rows.write(slots, weights, state)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return the slots of the keys that are here, and a mask of these keys, (n,)."""
+        """Return the slots of the keys that have slots, and a mask of these keys, (n,)."""
         occupied = np.flatnonzero(self.keys != EMPTY_KEY)
         places = places_in(self.keys[occupied], keys)
         is_here = places >= 0
@@ -124,7 +126,8 @@ class Table:
 
 
 class RowsInFlight:
-    """The rows in flight of a session's tables. The loop's thread, unless a method allows any."""
+    """The rows in flight of a session's tables. The loop's thread only, unless a method allows any
+    thread."""
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class RowsInFlight:
 
     @property
     def row_bytes(self) -> dict[str, int]:
-        """For each table, the bytes of a row with its position in a message."""
+        """For each table, the bytes of a row and its position in a message."""
         return {
             name: POSITION_BYTES + VALUE_BYTES * (table.config.dim + table.config.state_dim)
             for name, table in self._tables.items()
@@ -190,9 +193,10 @@ class RowsInFlight:
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[ArrivedRows]
     ) -> None:
-        """Bring the rows of a step to their state at its turn. All of them have been put."""
+        """Bring the rows of a step to their state at the step's turn. All these rows have been
+        put."""
         if self._all_gather is None:
-            return  # no new row lacks an update, and no row is searched by its key
+            return  # no new row lacks an update, and no row is looked up by key
         for name, places in placed.items():
             self._tables[name].keys[places.slots] = keys[name]
         for rows in came:
@@ -202,7 +206,7 @@ class RowsInFlight:
                         self._catch_up(self._tables[name], slots, updates[name])
 
     def _catch_up(self, table: Table, slots: Slots, update: _Update) -> None:
-        """Apply an update that rows lack, to those of them that it changes."""
+        """Apply an update that rows in `slots` lack, to the rows that the update changes."""
         places = places_in(table.keys[slots], update.sums.keys)
         is_named = places >= 0
         gradients = update.sums.gradients[is_named]
@@ -213,7 +217,7 @@ class RowsInFlight:
         return {name: self._tables[name].rows.take(places.slots) for name, places in placed.items()}
 
     def checksum(self, placed: Mapping[str, Placed]) -> Checksum:
-        """Return an object for the checksum of a step's rows in their present state."""
+        """Return an object that computes the checksum of a step's rows in their present state."""
         return Checksum(
             {name: self._copies(self._tables[name].rows, of.slots) for name, of in placed.items()}
         )
@@ -223,7 +227,7 @@ class RowsInFlight:
         return lambda: copies
 
     def update(self, number: int, given: Mapping[str, StepSums], options: UpdateOptions) -> bool:
-        """Apply a step's update, of all ranks; return False if it is skipped.
+        """Apply a step's update by all ranks; return False if the update is skipped.
 
         Raises
         ------
@@ -262,7 +266,8 @@ class RowsInFlight:
 
 
 def places_in(known: Keys, keys: Keys) -> Slots:
-    """Return the index of each of `keys` in `known`, whose keys are distinct; -1: absent."""
+    """Return the index of each of `keys` in `known`, whose keys are distinct; -1: the key is not in
+    `known`."""
     once, inverse = unique(np.concatenate([known, keys]))
     places = np.full(len(once), -1)
     places[inverse[: len(known)]] = np.arange(len(known))

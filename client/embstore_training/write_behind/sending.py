@@ -1,21 +1,22 @@
-"""Finished steps on their way to the store: sent in order, at most `depth` not acknowledged.
+"""Finished steps on their way to the store. They are sent in order, and at most `depth` steps are
+not acknowledged.
 
 Several calls run concurrently, since calls one after the other would take a network round trip per
-step. The store finishes the steps in the order of their numbers, whichever arrives first. It keeps
-their gradients until then. So the steps that are being sent have together at most as many bytes as
-one call may have, but there is always at least one.
+step. The store finishes the steps in the order of their numbers, whichever step arrives first. It
+keeps the gradients of a step until the step's turn. So the steps that are being sent have together
+at most as many bytes as one call may have, but at least one step can always be sent.
 
-The first failure is kept. No step is sent after it, and the next call that sends or waits raises
-it.
+The first failure is kept. No step is sent after a failure, and the next call that sends or waits
+raises the failure.
 
 The sending threads take steps from the queue themselves, so a step is either in the queue or not.
 An interrupt (Ctrl-C) within `send` therefore cannot leave a step that no thread takes, and for
-which the end of the run would wait. At worst the threads have not been woken, which `synchronize`
-does.
+which the end of the run would wait. At worst the threads have not been woken; in that case
+`synchronize` wakes them.
 
-**Priority.** A thread that begins a call needs the interpreter for a millisecond or two, and so
-does the loop, which begins the next step at once. So a step is not sent before the loop computes
-(`go_on`) or waits itself. The delay is bounded, as the loop may do something else.
+**Priority.** A thread that begins a call needs the interpreter for a millisecond or two, and the
+loop needs it, too, because it begins the next step at once. So a step is not sent before the loop
+computes (`go_on`) or waits itself. The delay is bounded, because the loop may do something else.
 """
 
 import threading
@@ -27,7 +28,8 @@ from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
 
 _KEEP_BACK_S = 3e-3
-"""Maximum seconds that a step waits for the loop to compute; a large step, a few times that."""
+"""Maximum seconds for which a step waits for the loop to compute. A large step waits a few times as
+long."""
 
 
 class _Step(NamedTuple):
@@ -54,9 +56,10 @@ class Sending:
         self._finished, self._failed = finished, failed
         lock = threading.Lock()  # Guards all fields below.
         self._done, self._given = threading.Condition(lock), threading.Condition(lock)
-        """`_done` notifies the loop of an acknowledged step, `_given` a sender of a waiting one."""
+        """`_done` notifies the loop of an acknowledged step; `_given` notifies a sender of a
+        waiting step."""
         self._gone_on = threading.Condition(lock)
-        self._is_kept_back = False  # Steps wait, because the loop is between two computations.
+        self._is_kept_back = False  # Whether steps wait, because the loop does not compute yet.
         self._waiting: deque[_Step] = deque()
         self._out: dict[int, int] = {}  # Bytes of each step that is being sent, by number.
         self._failure: BaseException | None = None
@@ -72,12 +75,12 @@ class Sending:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a sent step is not acknowledged yet, and still may be."""
+        """Whether a step was sent, is not acknowledged yet, and can still be acknowledged."""
         with self._done:
             return self._failure is None and not self._is_done()
 
     def make_room(self) -> None:
-        """Wait until one more step can be sent; raise the failure, if there was one."""
+        """Wait until one more step can be sent; if a step has failed, raise the failure."""
         self._wait_until(lambda: len(self._waiting) + len(self._out) < self._depth)
 
     def send(
@@ -91,13 +94,13 @@ class Sending:
             self._given.notify()
 
     def go_on(self) -> None:
-        """Let waiting steps be sent, as the loop does not need the interpreter for a while."""
+        """Let waiting steps be sent, because the loop does not need the interpreter for a while."""
         with self._gone_on:
             self._is_kept_back = False
             self._gone_on.notify_all()
 
     def synchronize(self) -> None:
-        """Wait until all sent steps are acknowledged; raise the failure, if there was one."""
+        """Wait until all sent steps are acknowledged; if a step has failed, raise the failure."""
         self._wait_until(self._is_done)
 
     def stop(self) -> None:
@@ -140,10 +143,11 @@ class Sending:
                     self._given.notify()  # another step may fit now
                     if self._has_ended():
                         self._wake_all()
-            del step  # free it before waiting for the next one
+            del step  # free the step before waiting for the next one
 
     def _next(self) -> _Step | None:
-        """Take the first waiting step, once the limits allow it; None: no more steps are sent."""
+        """Take the first waiting step, as soon as the limits allow that it is sent; None: no more
+        steps are sent."""
         with self._given:
             while not self._has_ended():
                 if self._has_room() and not self._is_kept_back:

@@ -2,12 +2,14 @@
 
 A key has a slot from its first use until `window` steps have passed without a use. Then the slot is
 free for another key. The keys with slots are kept in ascending order, with their slots and last
-steps, so that a step's keys are found by binary search. That takes a few milliseconds for 20,000
-keys among 160,000, in the reader's thread, which is `lookahead` steps ahead of the loop.
+steps, so that a step's keys are found by binary search. The search takes a few milliseconds for
+20,000 keys among 160,000. It is made in the reader's thread, which is `lookahead` steps ahead of
+the loop.
 
-Slots are assigned in the order of the steps, and rows are put in them in the same order. When step
-n assigns a slot to another key, the slot is no longer read for its old key: only a step before n
-could read it, and the loop has finished these steps when it puts n's rows in place.
+Slots are assigned in the order of the steps, and rows are put in slots in the same order. When step
+n assigns a slot to another key, the slot is no longer read for its old key: only steps before n
+could read the slot, and the loop has finished these steps when the rows of step n are put in their
+slots.
 """
 
 from typing import NamedTuple

@@ -21,13 +21,13 @@ class Workers:
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True).start()
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Have a thread call `work`; the future gets its result, or its error."""
+        """Have a thread call `work`; the future gets the result or the error of `work`."""
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
 
     def stop(self) -> None:
-        """Call only functions that are submitted by now; return at once."""
+        """Call only functions that have been submitted by now, and no others; return at once."""
         for _ in range(self._count):
             self._jobs.put(None)
 
@@ -38,4 +38,4 @@ class Workers:
                 future.set_result(work())
             except BaseException as failure:  # the future passes it to the caller
                 future.set_exception(failure)
-            del job, future, work  # free them before waiting for the next one
+            del job, future, work  # free them before waiting for the next job

@@ -59,9 +59,7 @@ def demo(
     ] = False,
     hotcold: Annotated[
         bool,
-        flag(
-            "Train samples that need hot rows only, without calls to the server.", None, "--hotcold"
-        ),
+        flag("Train samples of hot rows without calls to the server.", None, "--hotcold"),
     ] = False,
     compare: Annotated[
         bool, flag("Compare LRU, LFU, rank, look-ahead and hot/cold.", None, "--compare")
