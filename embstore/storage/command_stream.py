@@ -1,8 +1,8 @@
 """The command log as a stream of bytes, which a leader reads from its files and a standby parses.
 
-The stream contains the segments' bytes after their header pages, unchanged and in order, with the
-position at which each piece begins. Therefore a standby can check a record as recovery does: by its
-magic, its position and its checksums.
+The stream contains the bytes of the segments after their header pages, unchanged and in order. Each
+piece is sent with the position at which it begins. Therefore a standby can check a record as
+recovery does, by the record's magic number, position and checksums.
 """
 
 import zlib
@@ -35,7 +35,7 @@ class SegmentReader:
 
     def __init__(self, files: Files, store_id: bytes, place: Place) -> None:
         self.place = place
-        """The position of the next bytes."""
+        """The position of the next bytes to read."""
         self._files = files
         self._store_id = store_id
         self._file: File | None = None
