@@ -104,8 +104,7 @@ class Engine:
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
-        """The device's facts, as of the last stats, or, before these, as of the opening of the
-        store."""
+        """The device's facts, as of the last stats, or else as of the opening of the store."""
         self.frequencies = Frequencies(
             storage.files,
             device,
@@ -123,12 +122,11 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.replication = ReplicationRole()
         self.shard: ShardPlace | None = None
-        """The store's position in a cluster, which `sharding` replaces as a whole; None: the store
-        is no shard."""
+        """The store's place in a cluster, replaced as a whole by `sharding`; None: it is no
+        shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
-        """Whether `close` makes no commit, because the command log contains the uncommitted
-        changes."""
+        """Whether `close` makes no commit, because the command log contains the changes."""
         self.scans = Scans(self.tables, self.commits)
         # These objects refer to the frame, so the frame holds only weak references to them.
         hear = self.commits.consider, self.scans.expire
@@ -138,8 +136,7 @@ class Engine:
         self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         self.lost = ""
-        """The reason why acknowledged commands may be lost: a command log was cut short; "" if no
-        log was."""
+        """Why acknowledged commands may be lost: a command log was cut short; "" if no log was."""
         if not storage.read_only:
             self._recover(codec, options)
 
@@ -214,8 +211,8 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do the long work of a command in slices, before the command's turn. An error of
-        `progress` ends the work."""
+        """Do a command's long work in slices before its turn. An error of `progress` ends the
+        work."""
         if self.is_prepared(command):
             self.replication.check(checked(command))
             admin.PREPARATIONS[type(command)](self, command, progress)
@@ -268,9 +265,8 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Execute several lookups with the same `admit` as one lookup; return the results that
-        `begin` would return. None: a row is not cached, so the lookups would take longer. The
-        caller has the engine."""
+        """Execute several lookups with one `admit` as one; return the results of `begin`. None: a
+        row is not cached, so the lookups would take longer. The caller has the engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -298,16 +294,14 @@ class Engine:
         """Do nothing, because rows are read where they are: a request ahead would gain nothing."""
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse any device except the device of this engine, because rows are made in this
-        process."""
+        """Refuse any device but this engine's, because rows are made in this process."""
         if name not in (None, self.device.name):
             raise InvalidArgumentError(
                 f"expected a request for rows on {self.device.name}, found one for rows on {name}"
             )
 
     def lend_device(self) -> Lent:
-        """Return the device, for a trainer in this process whose rows are in the device's
-        memory."""
+        """Return the device, for a trainer in this process with rows in the device's memory."""
         return Lent(self.device, self.tables.reading)
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
@@ -321,8 +315,8 @@ class Engine:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that failed the store, so that it refuses all calls except `close`; None: the
-        store has not failed."""
+        """The error that failed the store; only `close` is then allowed. None: it has not
+        failed."""
         return self.storage.failure
 
     @property

@@ -134,8 +134,9 @@ class _HotRows:
 class HotPins:
     """The pinned hot set of one store. Any thread; sets are replaced one at a time.
 
-    Three things are in one class, because they change together, in one turn with the engine: the
-    replacement of a set, the rows that lose their pins during a replacement, and the wanted set.
+    One class has all of this, because three things change together, in one turn with the engine:
+    the replacement of a set, the rows that lose their pins during a replacement, and the wanted
+    set.
     """
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:

@@ -161,7 +161,7 @@ class Files:
     """The file operations of one store, rooted at a directory.
 
     The underscored methods are the system calls that change or read something: a fault-injecting
-    subclass overrides them. All are in one class, because a test replaces all of them at once.
+    subclass overrides them. One class has them all, because a test replaces all of them at once.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
