@@ -134,8 +134,8 @@ def no_counts(name: str, rows: int) -> TableProfile:
 
 
 def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
-    """Return a profile in which the share `counted` was counted, scaled as if the share `rate` had
-    been."""
+    """Return a profile whose counts are of the share `counted` of all lookups, scaled to the share
+    `rate`."""
     if counted == rate:
         return table
     factor = rate / counted

@@ -107,7 +107,8 @@ class KeyCounter:
         Parameters
         ----------
         keys : (n,) int64, any order, repeats allowed
-        counts : (n,) int64, >= 1, the number of accesses that each key stands for; None: one each
+        counts : (n,) int64, >= 1, the number of accesses for which each key stands; None: one
+            access per key
         """
         keys = np.ascontiguousarray(keys)
         if counts is None:
@@ -139,7 +140,7 @@ class KeyCounter:
     @classmethod
     def resumed(cls, profile: TableProfile, keys_max: int = 1 << 22) -> "KeyCounter":
         """Return the counter from which a profile was made; or, if the profile has more than
-        `keys_max` keys, the sketch of `keys_max` keys that such counts make."""
+        `keys_max` keys, a sketch of `keys_max` keys, made from the profile's counts."""
         counter = cls(keys_max)
         counter.add(profile.keys, profile.counts)
         counter.accesses = profile.accesses

@@ -53,7 +53,7 @@ class KeptProfiles:
         Raises
         ------
         CapacityError, StorageError : the disk is full or has failed; the previous file stays.
-        StoreClosedError : nothing was written.
+        StoreClosedError : the store was closed, so nothing was written.
         """
         content = Profile({table.name: table}, rate=rate).to_bytes()
         self._change({f"{_DIRECTORY}/{table_id}.{kind}": content})
@@ -87,7 +87,8 @@ class KeptProfiles:
         return self._read(_HOT_SET, HotSet.from_bytes)
 
     def forget_others(self, table_ids: Iterable[int]) -> None:
-        """Remove the profiles of tables whose id is not in `table_ids`, the ids in kept states."""
+        """Remove the profiles of all tables except those in `table_ids`, the tables of kept
+        states."""
         if self.read_only or not self._files.is_directory(_DIRECTORY):
             return
         kept = {str(table_id) for table_id in table_ids}

@@ -145,7 +145,7 @@ class HotPins:
         self._background = Background("hot set")
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
-        self._old: list[_HotRows] = []  # of the previous set, while it is unpinned
+        self._old: list[_HotRows] = []  # of the previous set, during its unpinning
         by_id, self._wanted = kept.hot_set(), None
         if by_id is not None:
             self._wanted = _Wanted.kept(by_id, tables.by_id.values())
@@ -460,7 +460,7 @@ class HotPins:
 
 
 def _hot_max(pool: Pool) -> int:
-    """Return the maximum number of hot rows in a pool, given its present slots."""
+    """Return the maximum number of hot rows in a pool with its present slots."""
     return pool.slots.count * _HOT_QUARTERS // 4
 
 

@@ -157,7 +157,8 @@ class Recorder:
         return Trace(**self.copied())
 
     def copied(self) -> dict[str, Any]:
-        """Return the fields of a `Trace` without its checks, which take longer than copying."""
+        """Return the fields of `trace()`, without the checks of `Trace`, which take longer than the
+        copy."""
         events, kept = self._events, slice(self._events.count)
         tables = self._tables.values()
         numbers = np.zeros(len(self._samples), np.int16)

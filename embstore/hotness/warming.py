@@ -1,9 +1,9 @@
 """Warming: loading the rows with the most expected lookups into the cache ahead of the lookups.
 
-The rows with the highest counts in their profiles are chosen from all tables of a pool, as many as
-a share of the pool's slots. They are loaded piece by piece, so that other calls can run in between.
-The most frequent rows are loaded last, so that under LRU they are evicted last. Under LFU, the
-loaded rows start with the counts that lookups would have given them.
+The rows with the highest counts in their profiles are chosen from all tables of a pool, as many
+rows as a share of the pool's slots can hold. They are loaded piece by piece, so that other calls
+can run in between. The most frequent rows are loaded last, so that under LRU they are evicted last.
+Under LFU, the loaded rows start with the counts that lookups would have given them.
 
 When a store is opened, warming runs on a thread of its own; when a caller requests warming, it runs
 on the caller's thread. No bit of any row depends on which rows are warm.

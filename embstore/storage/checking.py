@@ -72,7 +72,8 @@ class FileReport:
     """Row keys whose newest record in the file is damaged, ascending; at most DAMAGED_MAX."""
     damaged_count: int = 0
     is_lost: bool = False
-    """Whether the file's rows are unknown: it is missing, or its size or index is wrong."""
+    """Whether the file's rows are unknown, because the file is missing, or its size or index is
+    wrong."""
 
     def fail(self, problem: object) -> None:
         """Add a problem; its text names the file."""
@@ -80,7 +81,8 @@ class FileReport:
 
 
 def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
-    """Return whether a file's index has each row key, (n,) bool; all False if it is unreadable."""
+    """Return whether a file's index has each row key, (n,) bool; all False if the index is
+    unreadable."""
     found = np.zeros(len(wanted), np.bool_)
     try:
         with closing(files.open(entry.path)) as file:
@@ -191,7 +193,8 @@ class FileCheck:
 def _not_repeated(
     all_keys: Keys, keys: Keys, offsets: NDArray[np.int64], file: File, entry: SegmentEntry
 ) -> Keys:
-    """Return the keys of damaged records of a segment that have no later record in it."""
+    """Return the keys of a segment's damaged records, except keys that have a later record in the
+    segment."""
     last: dict[int, int] = {}
     for records in _records(file, entry):
         here = np.isin(records.keys, keys)

@@ -64,7 +64,7 @@ class CommandFiles:
     read : the reader of the existing records, after all were read; new records are appended after
         the existing ones
     sync_every_s : seconds that a written record may wait for its sync; 0: it is synced at once
-    failed : called on the log's thread with the error if the log fails, once
+    failed : called once, on the log's thread, with the error, if the log fails
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class CommandFiles:
         while self.written < mark and self.failure is None and self._thread.is_alive():
             try:
                 with self._changed:
-                    self._changed.notify_all()  # an interrupted command may have failed to
+                    self._changed.notify_all()  # an interrupted command may not have notified
                     self._changed.wait(_PAUSE_S)
             except BaseException as exc:
                 interrupt = exc

@@ -31,9 +31,9 @@ become sure.
 
 **Another life.** A process that continues after a crash writes and syncs the records again that
 were not known to be synced. This is necessary because, after a failed sync, the system may take
-pages in memory for clean that are not on the disk. The process then removes the segments after the
-torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the segment
-before.
+pages in memory for clean although they are not on the disk. The process then removes the segments
+after the torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the
+segment before.
 """
 
 import struct

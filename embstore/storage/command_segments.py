@@ -128,7 +128,7 @@ class CommandSegments:
         else:
             file = self._files.create(path)
         try:
-            # First: a file that is overwritten must have lost its other names by then. And now: if
+            # First: a file must have lost its other names before it is overwritten. And now: if
             # two names wait for one sync, one may be lost without the other.
             self._files.sync_directory(DIRECTORY)
             size = file.size

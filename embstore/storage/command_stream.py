@@ -135,7 +135,8 @@ class RecordStream:
             raise CorruptTableError(f"expected the log to go on at {expected}, found {begin}")
 
     def _whole(self, at: int) -> Record | None:
-        """Return the record that begins `at` bytes into the rest; None: it is not complete yet."""
+        """Return the record at offset `at` of the bytes that are not parsed yet; None: it is not
+        complete."""
         if len(self._rest) - at < HEAD_BYTES:
             return None
         head = unpacked(bytes(self._rest[at : at + HEAD_BYTES]), self.place.segment)

@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def none(cls) -> "Stored":
-        """Return an empty value."""
+        """Return a value without records."""
         return cls(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))
 
     def at(self, where: NDArray[np.bool_] | NDArray[np.int64] | slice) -> "Stored":

@@ -60,7 +60,8 @@ class Destination(Protocol):
         """Store the file `name` of `source` as `path`. A cut-off file never has the full size."""
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Create the file `path` in `target`; `page`, unless None, replaces its first bytes."""
+        """Create the file `path` in `target`. If `page` is not None, it replaces the first
+        bytes."""
 
     def remove(self, path: str) -> None:
         """Remove a file."""

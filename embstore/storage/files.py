@@ -1,9 +1,9 @@
 """Every file operation of the store, under one root directory.
 
 No other module of embstore opens, writes, renames or removes a file. Therefore a test can replace
-all of them by a subclass. The subclass can record the operations, and rebuild the directory as it
-may look after a power cut at any operation. It can refuse an operation, as a full or broken disk
-does. And it can stop the process at an operation, by name.
+all file operations by a subclass. The subclass can record the operations, and rebuild the directory
+as it may look after a power cut at any operation. It can refuse an operation, as a full or broken
+disk does. And it can stop the process at an operation, by name.
 
 If the system refuses an operation for lack of space (disk, quota, file size), the operation raises
 CapacityError; else StorageError. Both errors name the file. Paths are relative to the root, with

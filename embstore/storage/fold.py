@@ -58,7 +58,7 @@ class Fold:
         reached("fold:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue in which the written runs replace the segments. They are its newest
+        """Return the catalogue in which the written runs replace the segments, and are the newest
         runs."""
         folded = {s.number for s in self.segments}
         written = self.writer.run, self.writer.tombstones

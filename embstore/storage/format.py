@@ -112,7 +112,8 @@ def seal(title: str, form: int, body: bytes) -> bytes:
 def unseal(title: str, form: int, content: bytes, path: str) -> bytes:
     """Return the body of a small file.
 
-    Raises CorruptTableError if it is damaged, and TableMismatchError if it is of another format.
+    Raises CorruptTableError if the file is damaged, and TableMismatchError if it has another
+    format.
     """
     line, _, body = content.partition(b"\n")
     words = line.decode("ascii", "replace").split(" ")

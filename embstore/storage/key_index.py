@@ -15,9 +15,9 @@ bytes per group, and in addition: nothing if a table has all rows; one bit per k
 rows; 2 bytes per key if it has few rows. A lookup reads two or three cache lines of the index, from
 the map of the file.
 
-Rejected: an array of the keys (8 bytes per row, and a search in it reads several cold pages); and
-no index but a filter, with the keys only in the records (then some lookups of missing keys read the
-disk in vain).
+Rejected: an array of the keys (8 bytes per row, and a search in it reads several cold pages); and a
+filter in place of the index, with the keys only in the records (then some lookups of missing keys
+read the disk in vain).
 """
 
 from dataclasses import dataclass
@@ -247,7 +247,8 @@ class KeyIndex:
         return int(self.directory[:, _COUNT].sum())
 
     def table_bytes(self, key_bits: int) -> dict[int, int]:
-        """Return the bytes of each table's records, by the upper bits of their row keys."""
+        """Return the bytes of each table's records, by table id, which is the upper bits of a row
+        key."""
         tables = self.directory[:, _GROUP] >> (key_bits - GROUP_BITS)
         ids, inverse = np.unique(tables, return_inverse=True)
         sizes = self.directory[:, _COUNT] * self.directory[:, SIZE]

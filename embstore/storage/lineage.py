@@ -33,13 +33,14 @@ NO_NUMBER = 1 << 62
 
 @dataclass(frozen=True)
 class Promotion:
-    """A promotion: at this command a standby became the leader."""
+    """A promotion, by which a standby became the leader."""
 
     id: str
     epoch: int
     """The epoch that the promotion began."""
     command: int
-    """The standby's last command at that time; all stores have the same commands up to it."""
+    """The standby's last command at the promotion; all stores have the same commands up to this
+    command."""
     first_number: int
     """The lowest number of the files that the promoted standby made itself."""
 
@@ -54,7 +55,7 @@ class Lineage:
     """On a standby, the number below which its files are equal to the files of its leader; None on
     a leader."""
     replaced: str = ""
-    """The address of the leader that this store has replaced; "" if it has replaced none."""
+    """The address of the leader that this store has replaced; "" if it has replaced no leader."""
     replaced_by: str = ""
     """A description of the promotion that has replaced this store; "" if none has."""
 

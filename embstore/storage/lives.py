@@ -1,8 +1,8 @@
 """The lives of a store: a record of which process numbered which commands.
 
 Command numbers alone do not distinguish two histories. If an older copy of a directory is put back,
-or the end of a command log is lost, the store gives numbers that it has used already to other
-commands. Therefore each process that opens a store begins a **life**, with a random id, and each
+or the end of a command log is lost, the store gives other commands numbers that it has already
+used. Therefore each process that opens a store begins a **life**, with a random id, and each
 command belongs to the life that numbered it. The command's record in the command log contains the
 life's id. A process that executes the command again, as recovery and standbys do, leaves that id as
 it is. A promotion and a restore begin no new life: afterwards either another process numbers the
@@ -29,7 +29,7 @@ from itertools import chain
 from typing import NamedTuple
 
 LIVES_MAX = 1024
-"""Number of lives that are remembered."""
+"""Maximum number of lives that are remembered."""
 _ID_BITS = 64
 
 
@@ -69,7 +69,7 @@ def last_common(mine: Lives, command: int, other: Lives, other_command: int) -> 
 
     Parameters
     ----------
-    command, other_command : the last command of each history; both are the same up to 0
+    command, other_command : the last command of each history; the histories are the same up to 0
     """
     others = dict(_ends(other, other_command))
     return max(

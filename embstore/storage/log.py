@@ -2,8 +2,8 @@
 
 A dirty row that leaves the cache is appended to the current segment and indexed; a row that is not
 in the cache is found through the index. Segments are ordered, and the later record of a key wins.
-Each segment has a **place**, a small number that is part of positions. A place is reused only when
-no index entry and no merge can refer to it.
+Each segment has a **place**, a small number that is part of the positions of its records. A place
+is reused only when no index entry and no merge can refer to it.
 
 `live` counts, per place, the records to which the index points. These counts are exact for the
 state in memory. A kept checkpoint may need a record that a newer record in memory has superseded.
@@ -268,7 +268,7 @@ class Log:
         return place
 
     def abandon(self, writer: SegmentWriter) -> None:
-        """Remove the segment of a merge to which no position refers."""
+        """Remove a segment that a merge has written, and to which no position refers."""
         self._retire(writer.segment)
         self._files.discard(writer.segment.path)
 

@@ -5,9 +5,9 @@
 - A **compaction** drops dead records from the log (compaction.py).
 
 Only one merge runs at a time. `poll` is called between commands. It installs a merge that has
-finished, and starts a merge that is due; it never waits. Between these two calls of `poll`, the
-merge's `run` works on a thread of its own, which reads files that never change, and writes files
-that no catalogue names yet.
+finished, and starts a merge that is due; it never waits. Between the call of `poll` that starts a
+merge and the call that installs it, the merge's `run` works on a thread of its own. This thread
+reads files that never change, and writes files that no catalogue names yet.
 
 Installing makes the result current in two steps. First, if the merge replaces committed files, a
 new catalogue is renamed into place. Second, the index entries *that still point to the old records*
@@ -94,7 +94,7 @@ class Merges:
         self._threads: list[threading.Thread] = []  # the thread above; shared with the finalizer
         # If the interpreter ends while a thread is inside a kernel, the whole process crashes.
         weakref.finalize(self, _end, self._stop, self._threads)
-        # By kind of merge: the commit number from which it can be tried again after a failure.
+        # By kind of merge: the commit from which the kind can be tried again after a failure.
         self._not_before: dict[type, int] = {}
         self._was_stopped = False
 
@@ -143,7 +143,8 @@ class Merges:
         return min(max(behind, 0.0) * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S)
 
     def finish(self) -> None:
-        """Run all merges that are due, and wait for them. For tests and before measurements."""
+        """Run all merges that are due, and wait for them. This is for tests, and for use before
+        measurements."""
         while True:
             self.poll()
             if not self.running:
@@ -177,7 +178,7 @@ class Merges:
 
     def _due(self) -> Merge | None:
         # Base merges first: each fold adds a run, so that folds would never let a base merge start.
-        # But not if folds are behind, or if base merges are stopped again and again.
+        # But folds are first if they are behind, or if base merges are stopped again and again.
         limits, committed = self._contents.limits, self._committed()
         is_behind = (
             sum(s.bytes for s in committed) > _BEHIND_FOLDS * limits.fold_bytes

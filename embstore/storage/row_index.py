@@ -68,7 +68,8 @@ def _home(key: np.int64, mask: np.int64) -> np.int64:
 
 @building_block
 def _place(entries: Int64RowsIn, key: np.int64) -> np.int64:
-    """Return the index of a key's entry, or the index at which it would be added."""
+    """Return the index of a key's entry, or, if it has none, the index at which to add the
+    entry."""
     mask = np.int64(entries.shape[0] - 1)
     at = _home(key, mask)
     while entries[at, 0] != key + 1 and entries[at, 0] != 0:
@@ -305,8 +306,8 @@ class RowIndex:
         return np.concatenate([k[(k >= low) & (k < high)] for k in self.copied_keys()])
 
     def copied_keys(self) -> list[Keys]:
-        """Return a copy of all row keys, unordered, with -1 for empty entries. It is copied at the
-        speed of memory, and can be searched without the engine."""
+        """Return a copy of all row keys, unordered, with -1 for empty entries. The copy is made at
+        the speed of memory, and can be searched without the engine."""
         return [entries[:, 0] - 1 for entries in self.tables]
 
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:

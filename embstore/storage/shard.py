@@ -108,8 +108,8 @@ class ShardPlace:
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return this place with writes resumed, if the client `by` has paused them; if `by` is "",
-        whoever has paused them."""
+        """Return this place with writes resumed. They stay paused if a client other than `by` has
+        paused them; "" stands for any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
     def check_label(self, label: str, commit: int) -> None:
@@ -214,7 +214,8 @@ def take(
 
     Raises
     ------
-    InvalidArgumentError : the directory is recorded as something else; nothing has changed.
+    InvalidArgumentError : the directory's record, or its use so far, does not allow this; nothing
+        has changed.
     """
     noted = read(files)
     if noted is None or given is None:

@@ -46,7 +46,7 @@ record."""
 
 
 class Snapshot:
-    """The rows of one table. It is made with the engine, and then used by any thread.
+    """A snapshot of the rows of one table. It is made with the engine, and then used by any thread.
 
     Parameters
     ----------
@@ -174,7 +174,8 @@ class Snapshot:
         between: Callable[[], None],
         reserve: Callable[[int], None],
     ) -> Stored | None:
-        """Return the table's newest records in segments, by row key; None without segments."""
+        """Return the table's newest records in segments, by row key; None if there are no
+        segments."""
         logged = []
         for segment in segments:
             between()

@@ -1,6 +1,6 @@
 """A sparse table's rows by their ids: storage as a cache pool of such a table sees it.
 
-For the pool, the key of a row is its id, any 64 bits; for storage, it is the row key
+For the pool, the key of a row is its id, any 64 bits; for storage, the key is the row key
 (row_numbers.py). The classes of this module have the methods of `Storage`, `StoredRows` and
 `Appender` that a pool calls. They take ids in place of row keys, translate the ids, and call the
 original methods. An id gets its row number when its row is logged. An id without a row number has

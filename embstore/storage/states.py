@@ -6,7 +6,7 @@ Even if every table is trained between two labels, a label takes only three numb
 because a table's rows, learning rate and identity stay the same. `written` is the number of the
 last command that changed rows of a table.
 
-    table   [id, t, written]   with [rows, learning_rate] after them, and then with [identity]
+    table   [id, t, written]   can be followed by rows, learning_rate; these by identity
     place   [session, step, command]   [session, step, command, table_ids]
 
 If a shorter form omits a value, the value is that of the state before. A new table follows the

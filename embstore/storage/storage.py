@@ -68,7 +68,7 @@ class Storage:
         self.log_rows_max = limits.log_rows_max
         self.files = files
         self.keep = checkpoints_keep
-        """Number of routine labels that each folder of labels keeps; older ones are dropped."""
+        """Number of routine labels that each folder of labels keeps; older labels are dropped."""
         self.is_changing = False
         """Whether the running call has begun a change that must not be left incomplete."""
         self._workers = Workers(threads, _RANGES_PER_THREAD)
@@ -191,7 +191,8 @@ class Storage:
         Raises
         ------
         CheckpointExistsError : the label is in use. Nothing has changed.
-        CapacityError : no space for the catalogue. Nothing is committed; the store stays usable.
+        CapacityError : there is no space for the catalogue. Nothing is committed; the store stays
+            usable.
         StorageError : the disk failed, and so the store has failed.
         """
         if label is not None and self.catalogue.checkpoint(label) is not None:
@@ -273,7 +274,7 @@ class Storage:
 
         Raises
         ------
-        CapacityError : no space for the catalogue. Nothing has changed.
+        CapacityError : there is no space for the catalogue. Nothing has changed.
         StorageError : the disk failed, and so the store has failed.
         """
         new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()

@@ -46,8 +46,8 @@ _KEY_END = 1 << 62
 
 @dataclass(frozen=True)
 class Choice:
-    """A merge into the run `oldest`: of the rows with keys in [low, high) of the runs from `oldest`
-    to `newest`, `newest` included."""
+    """A merge into the run `oldest`. It takes the rows with keys in [low, high) from the runs
+    `oldest` to `newest`, `newest` included."""
 
     oldest: int
     newest: int

@@ -104,8 +104,8 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
 
     Parameters
     ----------
-    note : called with each problem when it is found
-    progress : called with the bytes read so far and their total
+    note : called with each problem when the problem is found
+    progress : called with the bytes read so far and the total
 
     Raises
     ------
@@ -336,7 +336,7 @@ def _tables_within(entry: RowsEntry, names: dict[int, str]) -> list[int]:
 
 
 def _visible(files: Files, keys: Keys, entry: RowsEntry, newer: Sequence[RowsEntry]) -> Keys:
-    """Return those of some row keys of a file that no newer file contains."""
+    """Return those of `keys`, which are row keys of a file, that no newer file contains."""
     keys = _within(keys, entry)
     for other in newer:
         if not len(keys):
