@@ -45,7 +45,7 @@ from embstore.sharding import ShardMap
 C = TypeVar("C", bound=c.Command[Any])
 
 _CHECKS: Checks = ROWS | ADMIN | SESSIONS
-"""Checks of commands that need more than `_by_field` does, by class."""
+"""The checks of commands for which `_by_field` does not suffice, by class."""
 _BY_NAME: dict[str, Callable[[Any], object]] = {
     "label": kept_label,
     "table": table_name,

@@ -46,7 +46,7 @@ def parts_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
 
 
 def tables_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
-    """Return parts in normal form, of which each must name another table."""
+    """Return parts in normal form. No two of them may name the same table."""
     found = parts_of(parts, check)
     if len(found) > 1:
         _each_once(found)

@@ -19,8 +19,8 @@ from embstore.checks.sessions import member_name
 from embstore.sharding import SHARDS_MAX
 
 RANKS_MAX = 4096
-"""Maximum number of ranks in an update: more than ever train together. It is limited because a call
-of many empty ranks would keep a server busy."""
+"""Maximum number of ranks in an update, far more than train together. It is limited because a call
+with many empty ranks would keep a server busy."""
 SCAN_CHARACTERS = range(16, 256)
 
 

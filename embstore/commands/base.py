@@ -91,7 +91,8 @@ class Trait(Flag):
     """The command's keys and gradients can be in the memory of the store's device; its rows are
     then written to that memory."""
     BEGINS_EPOCH = auto()
-    """The command begins another epoch of the store; if the command writes, with other rows."""
+    """The command begins another epoch of the store. If it also writes, the new epoch has other
+    rows."""
 
 
 _RIGHTS = {

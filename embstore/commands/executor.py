@@ -51,7 +51,8 @@ class Executor(Protocol):
 
         Raises
         ------
-        EmbstoreError : nothing has changed, unless the docstring of the error's class differs.
+        EmbstoreError : nothing has changed, unless the docstring of the error's class states
+            otherwise.
         """
 
     rounds_rows: bool

@@ -17,8 +17,8 @@ profile."""
 
 
 class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
-    """Return a profile of the accesses to each row, from the store's own counts or as it was
-    imported."""
+    """Return a profile of the accesses to each row: the store's own counts, or the imported
+    profile."""
 
     source: ProfileSource = "counted"
 

@@ -23,11 +23,11 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
     """Make a shard refuse commands that write, and return its position in the order of commands.
 
     A step that waits for other ranks is not applied either; its ranks send it again. The pause
-    lasts until `ResumeWrites` or the next map, even over a restart. `by` names the client that
+    survives a restart, and lasts until `ResumeWrites` or the next map. `by` names the client that
     pauses; during the pause, commands with another name are refused. `until` is a barrier that
-    other shards have reached: the shard still applies those commands up to that position that it
-    has not yet received, and the answer is the shard's position at the time of the answer. With
-    `lease_ms` the pause ends by itself, after that time or when the process ends.
+    other shards have reached: the shard still applies the commands that it lacks up to that
+    position, and the answer is the shard's position at the time of the answer. With `lease_ms` the
+    pause ends by itself, after that time or when the process ends.
     """
 
     by: str

@@ -44,7 +44,7 @@ class Backups:
     def back_up(
         self, destination: str, label: str | None, progress: Progress | None = None
     ) -> BackupFacts:
-        """Back up a kept checkpoint; without a label, the current state.
+        """Back up a kept checkpoint, or, if no label is given, the current state.
 
         Raises
         ------

@@ -222,7 +222,7 @@ class OwnCommits:
         return True
 
     def write_dirty(self) -> bool:
-        """Log dirty rows in slices until they are few, or a commit is due.
+        """Log dirty rows in slices until few dirty rows are left, or a commit is due.
 
         Returns False, because no commit was made.
 

@@ -1,9 +1,9 @@
 """The engine: an executor whose tables are in this process.
 
 It composes the packages below it: the tables with their cache and storage (`tables`), look-ahead
-sessions (`lookahead`), and the uses of access frequencies (`hotness`). Each command has a handler,
-found by the command's type, which calls these packages. Handlers acquire the engine themselves
-(`Frame`), because some handlers wait before that, and some handlers do not need the engine.
+sessions (`lookahead`), and the uses of access frequencies (`hotness`). For each type of command
+there is a handler, which calls these packages. Handlers acquire the engine themselves (`Frame`),
+because some handlers wait before that, and some handlers do not need the engine.
 
 `execute` waits until a command is done. A command of a look-ahead step may have to wait for other
 ranks or for earlier steps. For such a command, `begin` returns a handle that a server polls, so

@@ -1,6 +1,6 @@
-"""`embstore.open`: checks options, opens storage and device, and makes the engine of both.
+"""`embstore.open`: it checks options, opens storage and device, and makes an engine that uses them.
 
-A server opens the engine alone (`open_engine`).
+A server calls `open_engine`, which makes the engine alone.
 """
 
 import os

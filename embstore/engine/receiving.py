@@ -109,7 +109,7 @@ def begin_epoch(engine: "Engine", epoch: int) -> int:
                     client.calls[sequence] = answer._replace(context=context)
         number = engine.tables.frame.command_number
         log.append_answers(number)
-        # Labels that only the old leader has are not in this history; that leader will follow this.
+        # This history lacks labels that only the old leader has. That leader will follow this store
         checkpoints = engine.storage.catalogue.checkpoints
         log.reserve_labels(checkpoints)
         log.append_labels(checkpoints, number)

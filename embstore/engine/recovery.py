@@ -34,8 +34,8 @@ _NO_LIMIT = 1 << 62
 
 
 class Recovered(NamedTuple):
-    """The result of a recovery: the reader of the log, the answers in the log, and the number of
-    executed commands."""
+    """The result of a recovery: the answers in the log, the reader of the log, and the number and
+    duration of the executed commands."""
 
     memory: Memory
     read: RecordReader

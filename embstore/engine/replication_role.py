@@ -24,8 +24,8 @@ class ReplicationRole:
         self.replaced_by = ""
         """The promotion by which another store has replaced this store; empty if no store has."""
         self.asks = ""
-        """The address of the server that this leader has replaced and now asks whether that server
-        has replaced this leader in turn.
+        """The address of a server that this leader has replaced, and that may have replaced this
+        leader in turn. This leader now asks that server.
 
         This leader takes no writes until the answer arrives. Empty if it does not ask.
         """

@@ -32,7 +32,7 @@ class Scrubbed:
     ended_at: float | None = None
     """The end of the last pass, a `monotonic` time; None: no pass has ended."""
     problems: dict[str, list[str]] = field(default_factory=dict)
-    """The problems of each file of the catalogue, as found when the file was last read, by path."""
+    """The problems of each file of the catalogue, by path, as of the last reading of the file."""
     after_problem: Callable[[list[str]], None] = lambda found: None
     """A function that is called with the problems of a file, in the scrubbing thread; a server logs
     the problems."""

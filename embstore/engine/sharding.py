@@ -4,11 +4,11 @@ A store's place among the shards is durable before it is acknowledged (`embstore
 During a pause, the frame refuses every command that writes when the command's turn comes. Therefore
 no write is applied after the answer to the pause, not even a write that was queued before.
 
-**Commands by a map.** The sender of a command splits the command by the map that it has. A shard
-executes the command if the shard's own map splits it in the same way, which is checked in the same
-turn. Otherwise the shard refuses the command, and the sender fetches the newest map. The commands
-of a session are split by the map with which the session's ranks have joined; the session ends when
-that map is replaced.
+**Commands by a map.** The sender of a command splits the command by the map that the sender has. A
+shard executes the command if the shard's own map splits it in the same way, which is checked in the
+same turn. Otherwise the shard refuses the command, and the sender fetches the newest map. The
+commands of a session are split by the map with which the session's ranks have joined; the session
+ends when that map is replaced.
 """
 
 from collections.abc import Callable
@@ -123,7 +123,8 @@ def _end_sessions(engine: "Engine") -> None:
 
 
 def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
-    """Bring a shard without partitions to the position of the other shards. Inside a call."""
+    """Bring a shard without partitions to the position of the other shards. The caller has the
+    engine."""
     own, tables, storage = _place_of(engine), engine.tables, engine.storage
     if own.partitions or place.partitions:
         raise InvalidArgumentError(
@@ -176,10 +177,10 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
 
 def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> bool:
     """Return whether a command that writes must still be applied so that this store reaches a
-    barrier. Inside a call.
+    barrier. The caller has the engine.
 
-    A step of a session must be applied if its number is not after the barrier; any other command,
-    as long as a table lacks updates.
+    A step of a session must be applied if its number is not after the barrier. Any other command
+    must be applied as long as a table lacks updates.
     """
     if place is not None:
         return any(
@@ -206,7 +207,7 @@ def _become(engine: "Engine", place: ShardPlace) -> None:
 
 
 def barrier(engine: "Engine") -> Barrier:
-    """Return a store's position. Inside a call."""
+    """Return a store's position. The caller has the engine."""
     tables = engine.tables
     return Barrier(
         tables.frame.command_number,
@@ -226,7 +227,7 @@ def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
     """Raise InvalidArgumentError if one of `keys`, whose rows are moved to this shard, is in a
     partition that this shard owns.
 
-    Inside a call.
+    The caller has the engine.
     """
     place = _place_of(engine)
     own = np.flatnonzero(place.owns(table.config, np.asarray(keys)))

@@ -6,8 +6,8 @@ logs all dirty rows. Therefore dirty bytes have a **ceiling**:
     above 3/4 of it   the thread of commits logs dirty rows slice by slice: rows of level two
                       first, from the slot where it stopped the last time
     at 1/2            the thread stops, and syncs the log
-    above it          a command that writes first logs, in its own turn, about twice the bytes that
-                      the command before made dirty: each call becomes a little slower, and dirty
+    above it          before each command that writes, the store logs about twice the bytes that the
+                      previous command made dirty: each call becomes a little slower, and dirty
                       bytes exceed the ceiling by about one command's changes
 
 The writer (the thread of commits) also begins when rows move down to level two faster than they
@@ -162,7 +162,7 @@ class WriteBack:
     # Call with the engine, except `pay`
 
     def note(self) -> bool:
-        """Note the number of bytes that a command made dirty; return whether the writer should
+        """Record the number of bytes that a command made dirty; return whether the writer should
         begin."""
         if not self.is_on:
             return False
@@ -172,7 +172,7 @@ class WriteBack:
         return self.is_due
 
     def end_run(self) -> None:
-        """Note that the writer stops."""
+        """Record that the writer stops."""
         self._sunk = self._sunk_bytes
 
     def pay(self) -> None:
@@ -235,7 +235,7 @@ class WriteBack:
     # Measured
 
     def synced(self, seconds: float) -> None:
-        """Note the time of a sync of logged rows."""
+        """Record the time that a sync of logged rows took."""
         self._measure(0, seconds)
         written, took = self._measured
         if written >= _MEASURED_BYTES:

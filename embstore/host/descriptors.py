@@ -3,8 +3,8 @@
 A server process has a descriptor per connection, so a client that connects often enough uses all
 descriptors up. The store must still be able to open files: an interrupted commit would fail the
 store, and all commands acknowledged since the last commit would be lost. Therefore some descriptors
-are kept open without a use. When the store needs a descriptor and there is no other, one of these
-is closed.
+are kept open without a use. When the store needs a descriptor and there is no other, one of the
+reserved descriptors is closed.
 """
 
 import errno

@@ -42,7 +42,7 @@ ROW_BYTES_MAX = VALUE_BYTES * (
 )
 """Bytes of the widest row that a table can have."""
 SMALL_TABLE_SHARE = 256
-"""A table is hot as a whole if it takes at most the budget divided by this."""
+"""A table is hot as a whole if it takes at most the budget divided by this number."""
 _SMALL_TABLES_SHARE = 2
 
 

@@ -149,8 +149,7 @@ class TableProfile(Value):
         return exact_sum(top) / self.accesses
 
     def coverage(self, shares: ArrayLike) -> NDArray[np.float64]:
-        """Return, for each of some shares of the rows, the share of accesses to the most accessed
-        rows.
+        """Return the share of accesses to the most accessed rows, for each given share of the rows.
 
         Parameters
         ----------

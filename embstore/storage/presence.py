@@ -57,7 +57,7 @@ class Presence:
         return is_own
 
     def begin(self, paths: Collection[str]) -> None:
-        """Note the present files as the files of the store."""
+        """Record the present files as the files of the store."""
         self._catalogues = (_hash(self._files.read_all(PATH)),)
         self.gone(paths)
 

@@ -21,8 +21,8 @@ class Removal:
         self._threads: list[threading.Thread] = []
 
     def remove(self, paths: Iterable[str], maps: object) -> None:
-        """Note files to be removed soon. `maps` are released after the files are removed, so that
-        the thread frees the maps' memory."""
+        """Record files that are to be removed soon. `maps` are released after the files are
+        removed, so that the thread frees the maps' memory."""
         self._paths += paths
         self._maps.append(maps)
 
