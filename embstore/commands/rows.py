@@ -148,7 +148,7 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
 
 class DeleteRows(Command[Deleted], effect=Effect.WRITES):
-    """Delete rows: they are as if they had never been written (rule 7).
+    """Delete rows. Afterwards they are as if they had never been written (rule 7).
 
     The answer contains the number of deleted rows that had been written. `moved` is as in
     `PutRows`. `member` is a member of the session that is the table's only writer, if there is such

@@ -49,7 +49,7 @@ class ClearTable(
     traits=Trait.AUDITED,
     join=joins.first_with_sum("rows"),
 ):
-    """Delete all rows of a table: they are as if they had never been written (rule 7).
+    """Delete all rows of a table. Afterwards they are as if they had never been written (rule 7).
 
     `member` is as in `DeleteRows`.
     """

@@ -46,7 +46,8 @@ class Recovered(NamedTuple):
 def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
     """Execute the commands in the log that follow the last commit.
 
-    Raises CorruptTableError if commands are missing, or if their results differ from those before.
+    Raises CorruptTableError if commands are missing, or if their results differ from those of their
+    first execution.
     """
     storage = engine.storage
     memory, begun, executed = Memory(), perf_counter(), 0

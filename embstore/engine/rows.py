@@ -206,7 +206,7 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
 
 
 def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
-    """Delete rows: they are as if they had never been written."""
+    """Delete rows. Afterwards they are as if they had never been written."""
     moved, member = command.moved, command.member
     command = replace(command, moved=False, member=None)  # these fields are not logged
     with _writing_of(engine, member, command, even_paused=moved):
@@ -220,7 +220,7 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
 
 
 def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
-    """Delete all rows of a table: they are as if they had never been written."""
+    """Delete all rows of a table. Afterwards they are as if they had never been written."""
     member, command = command.member, replace(command, member=None)  # this field is not logged
     with _writing_of(engine, member, command):
         table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns

@@ -223,7 +223,7 @@ def restoring(
 
     Parameters
     ----------
-    label : None: the backup of the highest command number
+    label : label of the backup; None: the backup of the highest command number
     store_id : id of the new store; None: the id in the backup
     progress : called with the bytes done so far and the total
 

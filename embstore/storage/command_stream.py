@@ -41,7 +41,7 @@ class SegmentReader:
         self._file: File | None = None
 
     def read(self, synced: Place, bytes_max: int) -> tuple[Place, bytes] | None:
-        """Return the next bytes of one segment and their position; None: there are no more yet."""
+        """Return the next bytes of one segment and their position; None: there are none yet."""
         while self.place < synced:
             end = synced.offset if self.place.segment == synced.segment else self._end()
             if self.place.offset < end:

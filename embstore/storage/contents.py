@@ -1,6 +1,6 @@
 """An open directory: the current catalogue, and the log, base and ids that it names.
 
-`use` makes a catalogue the current one, at opening and after a restore: it opens the files that the
+At opening and after a restore, `use` makes a catalogue the current one. It opens the files that the
 catalogue names, and removes all other files of the store as leftovers of a crash.
 `replace_catalogue` is the commit, which is one rename.
 

@@ -1,8 +1,8 @@
 """The destination of a backup: a directory, or a URL that fsspec knows (s3://, gs://, file://).
 
-Both kinds have the same few operations, on paths with '/' between their parts. In a directory, a
-file is stored as a hard link where that is possible, else as a copy; at a URL, always as a copy.
-fsspec is needed only for URLs, and is imported only when a URL is used.
+Directories and URLs have the same few operations, on paths with '/' between their parts. In a
+directory, a file is stored as a hard link where that is possible, else as a copy; at a URL, always
+as a copy. fsspec is needed only for URLs, and is imported only when a URL is used.
 
 **Does a file exist already?** Files that a catalogue names never change, and the header page of
 each file contains a random file id (format.py). Therefore a file of the same name, size and header

@@ -1,4 +1,4 @@
-"""A check that a store's directory can be written: it is writable, and has free space.
+"""A check that a store's directory is writable and has free space.
 
 The operating system is asked, and nothing is written. Therefore the check can be repeated often. It
 is also made when a store is opened, before anything changes. Other causes (a quota, a broken disk)

@@ -65,7 +65,8 @@ def directory_at(directory: int, at: int) -> NDArray[np.int64]:
 
 @building_block
 def group_at(directory: int, groups: int, group: int) -> int:
-    """Return the index of the directory's entry of a group, or of the first later group."""
+    """Return the index of a group's entry in the directory, or of the entry of the first later
+    group."""
     entries = carray(pointer_at(directory), (groups, COLUMNS), np.int64)
     guess = group - entries[0, 0]  # right if the directory has all groups in between
     if 0 <= guess < groups and entries[guess, 0] == group:

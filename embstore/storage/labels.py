@@ -86,6 +86,6 @@ def check_loses_none(checkpoints: Sequence[KeptState], to: KeptState) -> None:
 
 
 def _routine(label: str) -> str:
-    """Return the Python call and the shell command that make a checkpoint routine."""
+    """Return the Python call and the shell command that make a checkpoint a routine checkpoint."""
     in_python = f"store.set_retention({label!r}, 'routine')"
     return f"{in_python}, or embstore set-retention {quote(label)} routine"

@@ -47,8 +47,8 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The promotions that led to a store; and, if it was replaced or has replaced another store, by
-    which promotion or which store."""
+    """The promotions that led to a store; also the promotion that has replaced the store, or the
+    leader that the store has replaced, if there is one."""
 
     promotions: tuple[Promotion, ...] = ()
     below: int | None = None

@@ -5,8 +5,8 @@ lookups come in thousands and touch one cache line each. When an entry is remove
 it are shifted back, so that no marks of removed entries slow down a probe. The index has one entry,
 (key, position), per distinct row since the last fold.
 
-A **position** is ``place << 40 | byte offset``. A place is a small number that a log segment has
-while its records can be found (log.py). `live` counts, per place, the records that are the newest
+A **position** is ``place << 40 | byte offset``. A place is a small number that a log segment has as
+long as its records can be found (log.py). `live` counts, per place, the records that are the newest
 record of their key. Records begin at multiples of eight bytes, so the lowest bit of an offset is
 free. This bit, TOMBSTONE, is set if the record marks its row as deleted.
 
@@ -242,7 +242,7 @@ def _empty(capacity: int) -> _Entries:
     """Return an empty table in memory of its own. The memory has huge pages, which save page walks.
 
     The empty mark is 0, because the system supplies zeroed pages on first use. Any other mark would
-    have to be written, which takes a tenth of a second at millions of rows, while calls wait.
+    have to be written, and calls would wait for a tenth of a second at millions of rows.
     """
     return reserve(16 * capacity).view(np.int64).reshape(capacity, 2)
 

@@ -143,7 +143,7 @@ def arrived(files: Files) -> Catalogue | None:
 
 
 def _has(files: Files, path: str, size: int) -> bool:
-    """Return whether a file exists and has a size."""
+    """Return whether a file exists and has `size` bytes."""
     if not files.exists(path):
         return False
     with closing(files.open(path)) as file:
