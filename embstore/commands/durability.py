@@ -57,8 +57,8 @@ class SetRetention(
 ):
     """Protect a kept checkpoint, make it a routine checkpoint again, or drop it.
 
-    Newer checkpoints replace routine checkpoints. The result is the checkpoint after the change, or
-    before a drop.
+    Newer checkpoints replace routine checkpoints. The result is the checkpoint as it is after the
+    change, or as it was before a drop.
     """
 
     label: str

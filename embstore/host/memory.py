@@ -47,8 +47,8 @@ def reserve(byte_count: int) -> NDArray[np.uint8]:
 
 
 def release(array: NDArray[Any]) -> None:
-    """Free the whole pages inside a contiguous view of a reserved array; they then read as
-    zeros."""
+    """Free the whole pages inside a contiguous view of a reserved array. The freed pages then read
+    as zeros."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

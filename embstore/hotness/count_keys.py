@@ -41,7 +41,8 @@ from embstore.arithmetic.jit import (
 
 _NEXT = np.uint64(1)
 _AHEAD = 16
-"""Number of keys by which prefetching is ahead of the count; it covers a few memory latencies."""
+"""Number of keys by which prefetching is ahead of the count. This lead covers a few memory
+latencies."""
 
 
 @kernel

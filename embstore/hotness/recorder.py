@@ -157,8 +157,8 @@ class Recorder:
         return Trace(**self.copied())
 
     def copied(self) -> dict[str, Any]:
-        """Return the fields of `trace()`, without the checks of `Trace`, which take longer than the
-        copy."""
+        """Return the fields of `trace()`. The checks of `Trace` are not made: they take longer than
+        the copy."""
         events, kept = self._events, slice(self._events.count)
         tables = self._tables.values()
         numbers = np.zeros(len(self._samples), np.int16)

@@ -58,7 +58,7 @@ class HotSet(Saved):
     archive = Archive("an embstore hot set", 1)
     tables: dict[str, Keys]
     """Hot keys by table name: (k,) int64, ascending and unique, without -1; k may be 0. Sparse keys
-    of 2**63 or more are negative, and therefore first."""
+    of 2**63 or more are negative, and therefore come first."""
     version: int = 1
     """The version of the set, >= 1. A later set of the same store has a larger version."""
     threshold: int = 0

@@ -61,9 +61,9 @@ Part = bytes | memoryview
 
 COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS, NEXT = 1, 2, 3, 4, 5, 6
 """Kinds of records: a command; answers; a note that the place of a session was forgotten; a note
-that a label was made; the list of all kept labels; a note that the next segment is sure. A
+that a label was made; the list of all kept labels; a note (NEXT) that the next segment has begun. A
 command's record contains the command's number. A record of another kind contains the number of the
-last command before it, but NEXT contains 0."""
+last command before the record, but NEXT contains 0."""
 
 
 class Place(NamedTuple):
@@ -128,7 +128,8 @@ def pieces_of(
 
 
 def next_record(number: int, synced: Place) -> bytes:
-    """Return the record NEXT, which ends segment `number` and marks the next segment as sure."""
+    """Return the record NEXT, which ends segment `number` and shows that the next segment has
+    begun."""
     return b"".join(pieces_of(number, NEXT, 0, synced, ()))
 
 
@@ -311,8 +312,8 @@ def remove_segments(files: Files) -> None:
 
 
 def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
-    """Make the records that were read durable, and their segments sure; remove later segments.
-    Return the numbers of the remaining segments, and the numbers of the spares."""
+    """Make the records that were read durable, and record that their segments have begun; remove
+    later segments. Return the numbers of the remaining segments, and the numbers of the spares."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
         if number > read.end.segment:

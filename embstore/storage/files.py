@@ -204,8 +204,8 @@ class Files:
 
     @contextmanager
     def _at(self, parts: list[str]) -> Iterator[tuple[str, int | None]]:
-        """Yield a path as system calls take it: its last part and the descriptor of its folder, or
-        an absolute path and None."""
+        """Yield the two arguments by which a system call finds a path: its last part and the
+        descriptor of its folder; or an absolute path and None."""
         first, *others = parts or [""]
         *folders, name = [str(self._base / first), *others]
         descriptor: int | None = None

@@ -160,9 +160,9 @@ class Ids:
     # Commits
 
     def entries(self, catalogue: Catalogue) -> tuple[IdsEntry, ...]:
-        """Return entries of the files of ids for the next catalogue. `catalogue` has the head and
-        the checkpoints that the next catalogue will have. Files that do not exist yet are written,
-        but not synced.
+        """Return the next catalogue's entries for files of ids. `catalogue` has the head and the
+        checkpoints that the next catalogue will have. Files that do not exist yet are written, but
+        not synced.
 
         Raises CapacityError if there is not enough space; nothing has changed then.
         """
@@ -224,8 +224,8 @@ class Ids:
             self._files.sync_directory("ids")
 
     def mark_committed(self, catalogue: Catalogue) -> None:
-        """Record that a commit has named the written files; remove the written files that it does
-        not name."""
+        """Record that a commit has named the written files; remove the written files that the
+        commit does not name."""
         for entry in self._written.values():
             if entry not in catalogue.ids:
                 self._files.discard(entry.path)

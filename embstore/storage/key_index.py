@@ -223,7 +223,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, keys: Keys, runs: list[tuple[int, int, int]]) -> "KeyIndex":
-        """Return the index of ascending row keys, at least one.
+        """Return the index of ascending row keys. There must be at least one key.
 
         runs : (number of the first key, offset, record bytes) wherever the record size changes
         """

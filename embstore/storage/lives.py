@@ -5,7 +5,7 @@ or the end of a command log is lost, the store gives other commands numbers that
 used. Therefore each process that opens a store begins a **life**, with a random id, and each
 command belongs to the life that numbered it. The command's record in the command log contains the
 life's id. A process that executes the command again, as recovery and standbys do, leaves that id as
-it is. A promotion and a restore begin no new life: afterwards either another process numbers the
+it is. A promotion or a restore begins no new life: afterwards either another process numbers the
 commands, or the numbers continue.
 
 A store has a list of its lives, oldest first, each with its first command. A life that has numbered

@@ -111,8 +111,8 @@ class Log:
         return [segment.path for segment in (*self.uncommitted, *writing)]
 
     def load(self, entry: SegmentEntry) -> None:
-        """Open a committed segment, and index its keys. It must be newer than all segments loaded
-        so far."""
+        """Open a committed segment, and index its keys. The segment must be newer than all loaded
+        segments."""
         segment = read_segment(self._files, self._store_id, self._take_place(), entry)
         self._addresses[segment.place] = segment.map.ctypes.data
         self.segments.append(segment)

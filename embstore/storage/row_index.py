@@ -43,7 +43,8 @@ PLACE_BITS = 40
 TOMBSTONE = 1
 OFFSET_MASK = (1 << PLACE_BITS) - 8
 _AHEAD = 12
-"""Number of keys by which prefetching is ahead of the lookup; it covers a few memory latencies."""
+"""Number of keys by which prefetching is ahead of the lookup. This lead covers a few memory
+latencies."""
 _INITIAL = 1 << 12
 _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15

@@ -92,7 +92,7 @@ def _ask(slots: Uint32sIn, ids: Int64sIn, keys: Int64sIn, i: int) -> None:
 @kernel
 def find(
     slots: Uint32sIn,  # (slots,) number + 1; 0: empty
-    old: Uint32sIn,  # the old table, while not all of its numbers are in the new one
+    old: Uint32sIn,  # the old table, as long as the new one lacks some of its numbers
     ids: Int64sIn,  # (numbers + 1,) ids[number + 1] is the id of number; ids[0] is none
     keys: Int64sIn,  # (n,)
     first: Int,  # row key of number 0

@@ -1,7 +1,7 @@
 """The rows of one table as of a commit, in key order, while the store continues to run.
 
-The rows of a sparse table are in the order of their row numbers, and its cursor is a row number;
-the keys that are returned are ids.
+For a sparse table, the order is that of row numbers, and the cursor is a row number; the keys that
+are returned are ids.
 
 A state consists of files that never change: the runs of the base and the segments of the log whose
 ``commit`` is not higher than that of the state. The later record of a row wins (catalogue.py).

@@ -113,7 +113,7 @@ def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
 
 def _same_places(before: State, state: State) -> Iterator[str]:
     """Yield the first sessions of a state, as long as the state before has them in the same order
-    and with the same places. It can have other sessions between them."""
+    and with the same places. The state before can have other sessions between them."""
     left = iter(before.places.items())
     for name, place in state.places.items():
         if not any(found == (name, place) for found in left):

@@ -182,7 +182,7 @@ class Storage:
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Make everything appended so far durable, with the given tables and places of sessions.
+        """Make all records appended so far durable, with the given tables and places of sessions.
 
         `lives` are the lives of all commands up to `command`.
         `commands` is the position at which the command log continues; the log is durable up to that

@@ -104,8 +104,8 @@ def _neighbours(runs: Sequence[Run]) -> Choice | None:
 
 
 def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
-    """Return the runs after moving parts to the bottom where this is possible without reading them.
-    No returned run is empty."""
+    """Return the runs after moving parts to the bottom where this is possible without reading the
+    parts. No returned run is empty."""
     kept: list[Run] = []
     bottom = -1
     for run in filter(None, runs):
@@ -132,8 +132,8 @@ def _file_bytes(runs: Sequence[Run]) -> int:
 
 
 def _like_sized(runs: Sequence[Run], bottom: int, part_bytes: int) -> Choice | None:
-    """Return the newest group of deltas of similar size; if there are too many runs, the cheapest
-    group."""
+    """Return the newest group of deltas of similar size; None if there is none. If there are too
+    many runs, return the _FAN consecutive deltas that have the fewest bytes instead."""
     sizes = [sum(part.bytes for part in run) for run in runs]
     if len(runs) > _RUNS_MAX:
         totals = [sum(sizes[at : at + _FAN]) for at in range(1, len(runs) - _FAN + 1)]
@@ -179,8 +179,8 @@ def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
 def _densest(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, hidden: NDArray[np.float64]
 ) -> Choice:
-    """Return the merge in the range of one part of the bottom: the part with the highest ratio of
-    bytes of deltas and dead rows in its range to its own bytes."""
+    """Return the merge in the range of one part of the bottom. Of all parts, this part has the most
+    bytes of deltas and dead rows in its range per byte of its own."""
     bottom = runs[0]
     cuts = _cuts(bottom)
     own = np.array([part.bytes for part in bottom], np.float64)
