@@ -1,14 +1,14 @@
-"""Checks of the form of commands, in one place for all layers through which a command arrives.
+"""Checks of the form of commands. All layers through which a command arrives use these checks.
 
 `checked` returns a command in normal form: keys and rows are contiguous arrays of the dtype that is
-sent over the wire, numbers are Python's own, and parts are tuples. The checks here need no table:
-they refuse wrong dtypes and dimensions, lengths that do not match, numbers out of range, and a
-table that is named twice. The executor refuses keys out of range, rows of the wrong width, and
-names of tables that do not exist.
+sent over the wire, numbers are Python objects rather than NumPy's, and parts are in tuples. The
+checks here need no table: they refuse wrong dtypes and dimensions, lengths that do not match,
+numbers out of range, and a table that is named twice. The executor refuses keys out of range, rows
+of the wrong width, and names of tables that do not exist.
 
-Every executor begins with `checked`. A command in normal form is returned as it is, so that a
-command that passes through several executors is converted once. Arrays in a device's memory
-(`__cuda_array_interface__`) are left as they are: only the engine can check them.
+Every executor begins with `checked`. If a command is already in normal form, `checked` returns it
+unchanged. Therefore a command that passes through several executors is converted once. Arrays in a
+device's memory (`__cuda_array_interface__`) are left as they are: only the engine can check them.
 
 arguments    single values
 parts        keys, rows, gradients and bags of a table
@@ -45,7 +45,7 @@ from embstore.sharding import ShardMap
 C = TypeVar("C", bound=c.Command[Any])
 
 _CHECKS: Checks = ROWS | ADMIN | SESSIONS
-"""Checks of commands that need more than `_by_field` does, by class."""
+"""The checks of commands for which `_by_field` does not suffice, by class."""
 _BY_NAME: dict[str, Callable[[Any], object]] = {
     "label": kept_label,
     "table": table_name,
@@ -59,11 +59,12 @@ _BY_TYPE: dict[Any, Callable[[Any, str], object]] = {
     dict[str, str]: names_of_names,
 }
 _KINDS = TableConfig, ShardMap, Barrier, Profile, HotSet
-"""Classes of values that commands contain and that are checked when they are made."""
+"""Classes of values in commands. Their values are checked when they are made."""
 
 
 def _by_field(command: Any) -> Any:
-    """Check each field by its name, or else by its type; a default needs no check."""
+    """Check each field by its name, or, if there is no check for the name, by its type. A default
+    value needs no check."""
     for field in fields(command):
         value = getattr(command, field.name)
         if isinstance(value, str | None) and value == field.default:
@@ -89,7 +90,8 @@ def checked(command: C) -> C:
 
     Raises
     ------
-    InvalidArgumentError : an argument is not as expected; the message contains both.
+    InvalidArgumentError : an argument is not as expected; the message contains the expected and the
+        found value.
     TableNotFoundError, CheckpointNotFoundError, SessionExpiredError : an argument cannot be the
         name of any table, label or member.
     """

@@ -1,4 +1,4 @@
-"""Commands on the process, tables, durability and access frequencies."""
+"""Checks of commands on the process, tables, durability and access frequencies."""
 
 import json
 from typing import Any
@@ -12,10 +12,11 @@ from embstore.errors import CapacityError, InvalidArgumentError
 
 _PATH_CHARACTERS_MAX = 4096
 _METADATA_DEPTH_MAX = 32
-"""Bounded because the process that reads the catalogue can have any recursion limit."""
+"""Maximum depth of the metadata of a checkpoint: the process that reads the catalogue can have any
+recursion limit."""
 
 _MEMBERS_MAX = 4096
-"""Most session members that a command can name; a client has far fewer."""
+"""Maximum number of session members that a command can name; a client has far fewer."""
 
 
 def _resize_cache(command: c.ResizeCache) -> c.ResizeCache:
@@ -68,7 +69,7 @@ def _metadata(value: Any) -> dict[str, Any]:
         raise InvalidArgumentError(f"expected metadata nested at most {_METADATA_DEPTH_MAX} deep")
     try:
         document = json.dumps(value, allow_nan=False)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidArgumentError(f"expected metadata that JSON can hold: {exc}") from exc
     copy: dict[str, Any] = json.loads(document)

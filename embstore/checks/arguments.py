@@ -1,4 +1,5 @@
-"""Checks of single arguments: each returns the value, as Python's own, or raises an error."""
+"""Checks of single arguments. Each check returns the value as a Python object, or raises an
+error."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -21,7 +22,7 @@ def expect(is_so: bool, expected: str, found: object) -> None:
 
 
 def integer(value: Any, what: str, low: int, high: int = UINT64_MAX) -> int:
-    """Return an integer between two bounds, both included, as Python's own."""
+    """Return an integer between two bounds, both included, as a Python int."""
     expect(is_integer(value), f"{what} to be an integer", value)
     bound = f">= {low}" if high == UINT64_MAX else f"from {low} to {high}"
     expect(low <= value <= high, f"{what} to be an integer {bound}", value)
@@ -69,7 +70,7 @@ def mapping(value: Any, what: str) -> Mapping[Any, Any]:
 
 
 def instance(value: Any, what: str, kind: Any, called: str) -> Any:
-    """Return an object of a class, or None where `kind` includes None."""
+    """Return an object of a class, or None if `kind` includes None."""
     if not isinstance(value, kind):
         found = type(value).__name__
         raise InvalidArgumentError(f"expected {what} to be a {called}, found a {found}")
@@ -86,7 +87,7 @@ def names_of_names(value: Any, what: str) -> Any:
 
 
 def kept_label(label: Any) -> str:
-    """Return a label if a kept checkpoint can have that name."""
+    """Return a label, if it can be the label of a kept checkpoint."""
     if not isinstance(label, str) or not label.isprintable():
         raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
     return label

@@ -1,7 +1,7 @@
 """The size of a call's arrays, results included.
 
-A command brings its own arrays. It returns the rows that it `reads`: one per key, or one per bag.
-Pooled calls also need memory for a row per key while they are executed.
+A command contains arrays itself. Its answer contains the rows that it `reads`: one row per key, or
+one per bag. Pooled calls also need memory for a row per key during their execution.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from embstore.layout import VALUE_BYTES
 from embstore.parts import arrays_of, tables_of
 
 ConfigOf = Callable[[str, int | None], TableConfig]
-"""A function that returns the configuration of a table, by name and id."""
+"""A function that returns the configuration of a table, which is given by name and id."""
 
 
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> int:
-    """Refuse a command whose arrays, results included, take too much memory.
+    """Refuse a command if its arrays, results included, take too much memory.
 
     Returns the bytes of the rows in its answer, as `reply_bytes` does.
     """
@@ -34,13 +34,13 @@ def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limit
 
 
 def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:
-    """Refuse a command whose arrays take more bytes than the bound `name` allows."""
+    """Refuse a command if its arrays take more than `most` bytes, a bound that is called `name`."""
     size = reply_bytes(command, config_of) + _brought_bytes(command, config_of)
     refuse_more(size, most, name)
 
 
 def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> None:
-    """Refuse a call of more than `most` bytes; the message contains the bound's name."""
+    """Refuse a call if `size` exceeds `most` bytes; the message contains the bound's name."""
     if size > most:
         raise InvalidArgumentError(
             f"expected a call of at most {most} bytes of keys and rows ({name}), found {size}; "
@@ -49,12 +49,13 @@ def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> No
 
 
 def keyed_bytes(elements: int) -> int:
-    """Return the bytes of a key and of a row of this many elements."""
+    """Return the bytes of a key and a row of `elements` elements together."""
     return 8 + VALUE_BYTES * elements
 
 
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    """Return the bytes of the rows in a command's answer, as far as its arguments show them.
+    """Return the bytes of the rows in a command's answer, as far as the command's arguments show
+    them.
 
     The result is 0 for a command of a step, whose rows only the session knows.
     """
@@ -75,7 +76,7 @@ def _brought_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
         is_plain = type(array) is np.ndarray
         total += array.nbytes if is_plain else prod(shape_of(array)) * np.dtype(spec.dtype).itemsize
     for part in tables_of(command):
-        is_of_step = not hasattr(part, "table_id")  # the session knows its rows
+        is_of_step = not hasattr(part, "table_id")  # only the session knows the part's rows
         if not is_of_step and getattr(part, "bags", None) is not None:
             dim = config_of(part.table, part.table_id).dim
             total += VALUE_BYTES * dim * length(part.keys)

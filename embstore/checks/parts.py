@@ -1,4 +1,5 @@
-"""Parts of commands in normal form: keys, rows, gradients and bags; each table is named once."""
+"""Checks of the parts of commands: keys, rows, gradients and bags. Each table may be named only
+once."""
 
 from collections.abc import Callable, Iterable
 from operator import is_
@@ -24,7 +25,7 @@ P = TypeVar("P")
 
 
 def table_name(name: Any) -> str:
-    """Return a name that a table can have; the executor checks whether the table exists."""
+    """Return a name, if a table can have it; the executor checks whether the table exists."""
     if not isinstance(name, str) or not name.isprintable():
         raise TableNotFoundError(f"no table {name!r}; the name of a table is text")
     return name
@@ -38,14 +39,14 @@ def _each_once(tables: Iterable[Any]) -> None:
 
 
 def parts_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
-    """Return parts in normal form; the same tuple if they already were."""
+    """Return parts in normal form: the same tuple if they already are in normal form."""
     found = tuple(map(check, parts))
     is_same = len(found) == len(parts) and all(map(is_, found, parts))
     return parts if is_same else found
 
 
 def tables_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
-    """Return parts that name tables, each once."""
+    """Return parts in normal form. No two of them may name the same table."""
     found = parts_of(parts, check)
     if len(found) > 1:
         _each_once(found)
@@ -56,7 +57,8 @@ _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 def _is_plain(array: Any, dtype: np.dtype[Any], dimensions: int) -> bool:
-    """Return whether a quick test finds an array in normal form; False: a full check is needed."""
+    """Return whether a quick test shows that an array is in normal form; False: a full check is
+    needed."""
     if type(array) is not np.ndarray or array.dtype is not dtype or array.ndim != dimensions:
         return False
     flags = array.flags
@@ -85,7 +87,7 @@ def gradients_of(part: c.TableGradients) -> c.TableGradients:
 
 
 def checked_bags(bags: c.Bags, key_count: int, table: str) -> c.Bags:
-    """Return the bags of `key_count` keys in normal form."""
+    """Return bags in normal form; together they have `key_count` keys."""
     offsets = as_offsets(bags.offsets, key_count, table)
     if bags.mode not in ("sum", "mean"):
         raise refusal(table, 'mode "sum" or "mean"', repr(bags.mode))

@@ -1,4 +1,4 @@
-"""Commands that read and write rows."""
+"""Checks of commands that read and write rows."""
 
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ from embstore.checks.sessions import member_name
 from embstore.sharding import SHARDS_MAX
 
 RANKS_MAX = 4096
-"""More trainers than ever step together; a call of many empty ranks would keep a server busy."""
+"""Maximum number of ranks in an update, far more than train together. It is limited because a call
+with many empty ranks would keep a server busy."""
 SCAN_CHARACTERS = range(16, 256)
 
 
@@ -96,7 +97,7 @@ def _put_rows(command: c.PutRows) -> c.PutRows:
 
 
 def _scan(command: Any) -> Any:
-    """Check the name of a scan and of its table."""
+    """Check the names of a scan and of its table."""
     name, most = command.scan, SCAN_CHARACTERS.stop - 1
     is_name = isinstance(name, str) and len(name) in SCAN_CHARACTERS and name.isascii()
     expected = f"the name of a scan, {SCAN_CHARACTERS.start} to {most} printable ASCII characters"

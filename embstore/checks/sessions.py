@@ -1,4 +1,4 @@
-"""Commands of look-ahead sessions."""
+"""Checks of commands of look-ahead sessions."""
 
 from typing import Any, get_args
 
@@ -20,26 +20,27 @@ from embstore.checks.parts import added_t, checked_bags, options_of, table_name,
 from embstore.errors import InvalidArgumentError, SessionExpiredError, StepNotFoundError
 
 LOOKAHEAD_STEPS_MAX = 1024
-"""Most steps that a session looks ahead: the pin counter of a cache slot ends at 2,047."""
+"""Maximum number of steps that a session looks ahead: the pin counter of a cache slot ends at
+2,047."""
 WORLD_SIZE_MAX = 1024
 GROUP_MAX = 1024
 MS_MAX = 86_400_000
 LEASE_MS_MAX = 600_000
-"""Longest lease. A trainer that has died keeps its tables for at most this long; a live trainer
-renews its lease."""
+"""Maximum length of a lease. A trainer that has died keeps its tables for at most this time; a live
+trainer renews its lease."""
 WAITS = get_args(c.Waits)
 MEMBER_CHARACTERS = range(16, 65)
 
 
 def member_name(member: Any) -> str:
-    """Return a secret that a member of a session can have."""
+    """Return a secret, if a member of a session can have it."""
     if not isinstance(member, str) or not member.isascii() or not member.isprintable():
         raise SessionExpiredError(f"no session has a member {member!r}; open it and join again")
     return member
 
 
 def check_planner(planner: Any) -> tuple[str, int]:
-    """Return the kind of a planner, and the number of steps that it plans together."""
+    """Return the kind of a planner, and the number of steps that the planner plans together."""
     match str(planner).partition(":"):
         case ("per_step" | "window" as kind, "", ""):
             return kind, 1
@@ -98,7 +99,7 @@ def _join_session(command: c.JoinSession) -> c.JoinSession:
 
 
 def step_number(step: Any) -> int:
-    """Return the number of a step; the session checks whether the step was announced."""
+    """Return the number of a step. The session checks whether the step was announced."""
     if is_integer(step) and not 0 <= step <= UINT64_MAX:
         raise StepNotFoundError(f"expected the number of a step from 0 to 2**64 - 1, found {step}")
     return integer(step, "the number of a step", 0)
@@ -111,7 +112,7 @@ def _of_step(command: Any) -> Any:
 
 
 def _step_part(name: Any) -> str:
-    """Return the name of a table; the session checks whether the table is one of its tables."""
+    """Return the name of a table. The session checks whether the table is one of its tables."""
     if not isinstance(name, str) or not name.isprintable():
         raise InvalidArgumentError(f"expected tables of the session, found {name!r}")
     return name
@@ -151,10 +152,11 @@ def _step_bags(part: c.StepBags) -> c.StepBags:
 
 
 def _inverse(given: Any, table: str) -> Inverse:
-    """Return the index of the announced key of each occurrence; its bound is checked later."""
+    """Return the indices of the announced keys of all occurrences. The upper bound of the indices
+    is checked later."""
     inverse: Any = given
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.int32:
-        inverse = given.view(np.uint32)  # a negative index becomes too large
+        inverse = given.view(np.uint32)  # a negative index becomes an index that is too large
     elif not (isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.uint32):
         inverse = as_keys(given, table)
     if len(inverse) and not (0 <= inverse.min() and inverse.max() < 2**31):
@@ -213,7 +215,8 @@ def _step_gradients(part: c.StepGradients) -> c.StepGradients:
 
 
 def _positions(given: Any, count: int, table: str) -> Any:
-    """Return positions of announced keys in normal form; their bound is checked later."""
+    """Return positions of announced keys in normal form. The upper bound of the positions is
+    checked later."""
     positions: Any = given
     if not (isinstance(given, np.ndarray) and given.dtype == np.uint32 and given.ndim == 1):
         try:

@@ -1,4 +1,4 @@
-"""Base classes of commands: values that describe themselves to the code that passes them on."""
+"""Base classes of commands: values that describe themselves to the code that forwards them."""
 
 from dataclasses import dataclass, field
 from enum import Enum, Flag, IntEnum, auto
@@ -11,7 +11,8 @@ R = TypeVar("R", covariant=True)
 
 
 class Effect(Enum):
-    """The kind of change that a command makes, and with it how the engine executes the command."""
+    """The kind of change that a command makes, which decides how the engine executes the
+    command."""
 
     READS = auto()
     WRITES = auto()
@@ -24,7 +25,7 @@ class Retry(Enum):
     """The condition for sending a command again when it is unknown whether it was executed."""
 
     FREE = auto()
-    """No condition: a second execution changes nothing."""
+    """No condition, because a second execution changes nothing."""
     WINDOW = auto()
     """The server must still remember the answer, by client and sequence number."""
     STEP = auto()
@@ -34,7 +35,7 @@ class Retry(Enum):
 class Reads(Enum):
     """The rows that a command reads.
 
-    For ROWS and RECORDS the command's own arguments show how many: one row per key or bag.
+    For ROWS and RECORDS the command's own arguments show the number of rows: one per key or bag.
     """
 
     NOTHING = auto()
@@ -44,49 +45,54 @@ class Reads(Enum):
     TABLE = auto()
     """All rows of the table, as of the moment when the command is executed."""
     OF_STEP = auto()
-    """The rows of a step; their number is known to its session."""
+    """The rows of a step; only the step's session knows their number."""
 
 
 class Right(IntEnum):
     """The rights of a caller; each right includes the rights before it."""
 
     KNOWN = auto()
-    """Is known to the server, and has no other right."""
+    """The server knows the caller, who has no other right."""
     READ = auto()
-    """Can read rows, and descriptions of tables."""
+    """The caller can read rows, and descriptions of tables."""
     WRITE = auto()
-    """Can do a trainer's work: create tables, train, keep checkpoints."""
+    """The caller can do a trainer's work: create tables, train, keep checkpoints."""
     ADMIN = auto()
-    """Can do an operator's work: commands that lose data for good, or affect other clients."""
+    """The caller can do an operator's work: send commands that lose data for good, or affect other
+    clients."""
 
 
 class Trait(Flag):
     """Further properties of a command, for the layers that they concern."""
 
     ADDS = auto()
-    """A second execution changes rows again, whichever commands are executed in between."""
+    """A second execution of the command changes rows again, whichever commands are executed in
+    between."""
     OF_ANY_MAP = auto()
-    """Not split by the map of a cluster: a shard executes it whichever map its sender has."""
+    """The command is not split by the map of a cluster: a shard executes it whichever map its
+    sender has."""
     OF_THE_LEADER = auto()
-    """Refused by a standby, as commands that write are."""
+    """A standby refuses the command, as it refuses commands that write."""
     ON_ITS_LABEL = auto()
-    """Its sender needs the right for the name of its label, as if the label were a table."""
+    """The sender needs the right for the name of the command's label, as if the label were a
+    table."""
     AUDITED = auto()
-    """The server's log names its sender, as for every command that needs the ADMIN right."""
+    """The server's messages name the sender, as for every command that needs the ADMIN right."""
     JOINS = auto()
-    """Its sender is not yet the member that the command names."""
+    """The sender is not yet the member that the command names."""
     LEAVES = auto()
-    """Its sender is no longer a member after it, even if it fails."""
+    """The sender is no longer a member after the command, even if the command fails."""
     OF_ALL_SHARDS = auto()
-    """Changes a property that must be equal on all shards of a cluster, as commands that write
-    do."""
+    """The command changes a property that must be equal on all shards of a cluster, as commands
+    that write do."""
     WITHOUT_COMMIT = auto()
-    """A standby answers it even before it has received a commit of its leader."""
+    """A standby answers the command even before it has received a commit of its leader."""
     ON_DEVICE = auto()
-    """Its keys and gradients can be in the memory of the store's device, which then gets its
-    rows."""
+    """The command's keys and gradients can be in the memory of the store's device; its rows are
+    then written to that memory."""
     BEGINS_EPOCH = auto()
-    """Begins another epoch of the store, with other rows if it writes."""
+    """The command begins another epoch of the store. If it also writes, the new epoch has other
+    rows."""
 
 
 _RIGHTS = {
@@ -96,7 +102,7 @@ _RIGHTS = {
     Effect.TUNES: Right.ADMIN,
     Effect.LONG: Right.ADMIN,
 }
-"""The rights for commands that declare none."""
+"""The rights for commands that declare no right, by effect."""
 
 COMMANDS: dict[str, type["Command[Any]"]] = {}
 """All commands by name."""
@@ -104,7 +110,7 @@ COMMANDS: dict[str, type["Command[Any]"]] = {}
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 class Part(Value):
-    """Base of the parts of commands; each subclass becomes a frozen dataclass."""
+    """Base of the parts of commands. Each subclass becomes a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -131,20 +137,22 @@ class Command(Part, Generic[R]):
         traits: Trait | None = None,
         join: Join | None = None,
     ) -> None:
-        """Declare a command; a command that writes is remembered unless `retry` differs.
+        """Declare a command. The answer to a command that writes is remembered, unless `retry` has
+        another value.
 
-        `join` makes the cluster's answer from the answers of its shards; each shard is sent the
-        whole command. None: the router has a handler for the command.
+        `join` makes the cluster's answer from the answers of the shards; the whole command is sent
+        to each shard. None: the router has a handler for the command.
         """
         super().__init_subclass__()
         cls.effect, cls.reads, cls.traits = effect, reads, traits or Trait(0)
-        cls.join = None if join is None else staticmethod(join)  # called with answers alone
+        cls.join = None if join is None else staticmethod(join)  # called with the answers alone
         cls.right = right or _RIGHTS[effect]
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
         COMMANDS[cls.__name__] = cls
 
     def short_answer(self, result: Any) -> Any:
-        """Return a result without the parts that are in the command; this form is remembered."""
+        """Return a result without the parts that the command itself contains. The server remembers
+        this short form."""
         return result
 
     def full_answer(self, short: Any) -> Any:
@@ -153,7 +161,8 @@ class Command(Part, Generic[R]):
 
 
 def after_timeout(command: type[Command[Any]]) -> str:
-    """Return advice about a command whose answer was late; an empty text if none is needed."""
+    """Return advice about a command whose answer did not arrive in time; "" if no advice is
+    needed."""
     if command.effect is Effect.WRITES:
         return "; it may have been applied: read t and the command number before another try"
     if command.retry is not Retry.FREE:

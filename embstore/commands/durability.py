@@ -12,7 +12,8 @@ from embstore.results import Acknowledged
 
 
 class Flush(Command[int], effect=Effect.LONG, join=joins.total):
-    """Write the dirty rows of a table, or of all tables, to the log; the result is their number."""
+    """Write the dirty rows of a table, or of all tables, to the log; the result is the number of
+    these rows."""
 
     table: str = ""
     table_id: int | None = None
@@ -25,18 +26,18 @@ class Checkpoint(
     right=Right.WRITE,
     traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL | Trait.AUDITED,
 ):
-    """Make everything durable and keep it under a label."""
+    """Make all changes durable, and keep this state under a label."""
 
     label: str
     metadata: dict[str, Any]
 
     def short_answer(self, result: results.KeptCheckpoint) -> results.KeptCheckpoint:
-        """Leave out the metadata: each commit writes all answers that a client can ask for
-        again."""
+        """Return the answer without the metadata, because each commit writes all answers that a
+        client can ask for again."""
         return result.without_metadata
 
     def full_answer(self, short: results.KeptCheckpoint) -> results.KeptCheckpoint:
-        """Put in the metadata."""
+        """Return the answer with the metadata of the command."""
         return replace(short, metadata=self.metadata)
 
 
@@ -54,10 +55,10 @@ class SetRetention(
     right=Right.ADMIN,
     traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL,
 ):
-    """Protect a kept checkpoint, make it a routine one again, or drop it.
+    """Protect a kept checkpoint, make it a routine checkpoint again, or drop it.
 
-    Newer checkpoints replace routine ones. The result is the checkpoint after the change, or before
-    a drop.
+    Newer checkpoints replace routine checkpoints. The result is the checkpoint as it is after the
+    change, or as it was before a drop.
     """
 
     label: str
@@ -67,14 +68,16 @@ class SetRetention(
 class Restore(
     Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, traits=Trait.BEGINS_EPOCH
 ):
-    """Restore a kept checkpoint. Open sessions forbid it; with `force` they are ended first."""
+    """Restore a kept checkpoint. The command is refused if sessions are open; with `force`,
+    sessions are ended first."""
 
     label: str
     force: bool = False
 
 
 class Backup(Command[results.BackupFacts], effect=Effect.LONG):
-    """Copy a kept checkpoint to a path or URL of the server; without a label, the present state."""
+    """Copy a kept checkpoint, or, if no label is given, the present state, to a path or URL of the
+    server."""
 
     destination: str
     label: str | None = None

@@ -37,26 +37,30 @@ class Executor(Protocol):
 
         Parameters
         ----------
-        out : for a command that reads rows: arrays for them, one per table (None: a new one); for
-            `ReadRows` weights and state; for `LookupStep` and `LookupStepPooled` also ON_DEVICE:
-            new arrays in the memory of the device that has the tables
-        timeout_s : how long to wait for an answer, or for the other ranks of a step; None: the
-            executor's timeout, or the session's
-        progress : for a command that takes long: called between its pieces with the work done and
-            the whole work; an error that it raises ends some commands (`GetDigest`, for example)
+        out : for a command that reads rows: the arrays into which rows are written, one per table
+            (None: a new array); for `ReadRows`, the arrays for weights and for state; for
+            `LookupStep` and `LookupStepPooled`, it can also be ON_DEVICE, which means new arrays in
+            the memory of the device that has the tables
+        timeout_s : seconds to wait for an answer, or for the other ranks of a step; None: the
+            timeout of the executor or of the session
+        progress : for a command that takes long: called between pieces of the work with the amount
+            done and the whole amount; an error that it raises ends some commands (for example
+            `GetDigest`)
         map_version : for a shard: the version of the map by which the command was split; 0: the
             command is for this shard under any map
 
         Raises
         ------
-        EmbstoreError : nothing has changed, unless the docstring of the error's class differs.
+        EmbstoreError : nothing has changed, unless the docstring of the error's class states
+            otherwise.
         """
 
     rounds_rows: bool
-    """Rows of lookups arrive rounded, as with `connect(wire_dtype="float16")`."""
+    """Whether rows of lookups arrive rounded, as with `connect(wire_dtype="float16")`."""
 
     is_embedded: bool
-    """Commands are executed in this process: their arrays are passed without a copy over a wire."""
+    """Whether commands are executed in this process, so that their arrays are not sent over a
+    wire."""
 
     def check_device(self, name: str | None = None) -> None:
         """Check that rows of steps can be returned ON_DEVICE.
@@ -70,7 +74,7 @@ class Executor(Protocol):
         """
 
     def prefetch(self, command: LookupStep) -> "Prefetched | None":
-        """Request a step's rows, and return at once an object that waits for them.
+        """Request a step's rows. Return at once, with an object that can wait for the rows.
 
         Returns None if a request ahead would gain nothing.
         """
@@ -79,12 +83,12 @@ class Executor(Protocol):
         """Compile every kernel that commands of this executor need."""
 
     def close(self) -> None:
-        """Close the executor: the engine commits and releases its directory; a client
+        """Close the executor. The engine commits, and releases its directory; a client
         disconnects."""
 
 
 class Prefetched(Protocol):
-    """The rows of a step that were requested and have not arrived yet."""
+    """The rows of a step that were requested, and that may not have arrived yet."""
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
         """Wait for the rows of the announced keys, and return them by table."""

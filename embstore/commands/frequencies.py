@@ -12,12 +12,13 @@ ProfileSource = Literal["counted", "imported"]
 
 
 WARM_SHARE = 0.7
-"""The default share of the slots that a warm-up fills; the rest is for rows that no profile
-foresaw."""
+"""The default share of the slots that a warm-up fills; the other slots are for rows that are in no
+profile."""
 
 
 class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
-    """Return how often each row is accessed, as counted or as imported."""
+    """Return a profile of the accesses to each row: the store's own counts, or the imported
+    profile."""
 
     source: ProfileSource = "counted"
 
@@ -34,7 +35,7 @@ class GetHotSet(Command[HotSet | None], effect=Effect.LONG, right=Right.READ):
 
 
 class PinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
-    """Keep the rows of a hot set in the cache, in place of the previous hot set."""
+    """Keep the rows of a hot set in the cache, and no longer those of the previous hot set."""
 
     hot_set: HotSet
 
@@ -48,6 +49,6 @@ class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):
 
 
 class WarmCache(Command[results.Warmed], effect=Effect.LONG, join=joins.total):
-    """Bring the most frequent rows into the cache."""
+    """Load the most frequently accessed rows into the cache."""
 
     share: float = WARM_SHARE

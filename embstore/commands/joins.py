@@ -1,8 +1,8 @@
 """Joins: functions that make a cluster's answer from the answers of its shards.
 
-Every shard is sent the command as it is. A join receives the answers in the order of the shards.
-Commands that are split by keys, or joined in another way, have no join: a handler in
-`embstore_client.shards` splits and joins them.
+A command that has a join is sent unchanged to every shard. The join receives the answers in the
+order of the shards. Commands that are split by keys, or whose answers are joined in another way,
+have no join: a handler in `embstore_client.shards` splits such a command and joins the answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from embstore.errors import EmbstoreError
 
 
 class Join(Protocol):
-    """A function that makes one answer from several."""
+    """A function that makes one answer from several answers."""
 
     def __call__(self, answers: Sequence[Any], /) -> Any:
         """Return the cluster's answer."""
@@ -30,13 +30,14 @@ def first(answers: Sequence[Any]) -> Any:
 
 
 def first_found(answers: Sequence[Any]) -> Any:
-    """Return the first answer that is not empty, or the first shard's if all are."""
+    """Return the first answer that is not empty; if all answers are empty, the first shard's
+    answer."""
     return next(filter(None, answers), answers[0])
 
 
 def total(answers: Sequence[Any]) -> Any:
-    """Add numbers; in mappings and dataclasses, add each entry by its name. A flag is set if all
-    are."""
+    """Add the answers. Numbers are added; mappings and dataclasses are added entry by entry, by
+    name. A flag in the result is set if it is set in all answers."""
     one = answers[0]
     if isinstance(one, bool):
         return all(answers)
@@ -50,7 +51,8 @@ def total(answers: Sequence[Any]) -> Any:
 
 
 def first_with_sum(attribute: str) -> Join:
-    """Return a join: the first shard's answer, with this attribute summed over the shards."""
+    """Return the join whose result is the first shard's answer, with this attribute summed over all
+    shards."""
 
     def join(answers: Sequence[Any]) -> Any:
         return replace(answers[0], **{attribute: sum(map(attrgetter(attribute), answers))})
@@ -59,7 +61,7 @@ def first_with_sum(attribute: str) -> Join:
 
 
 def least(attribute: str) -> Join:
-    """Return a join: the answer with the least value of this attribute."""
+    """Return the join whose result is the answer with the least value of this attribute."""
     return lambda answers: min(answers, key=attrgetter(attribute))
 
 
@@ -71,7 +73,8 @@ def table(answers: Sequence[Any]) -> Any:
 
 
 def same(attribute: str) -> Join:
-    """Return a join: the first shard's answer, if this attribute is equal in all answers.
+    """Return the join whose result is the first shard's answer, if this attribute is equal in all
+    answers.
 
     The join raises EmbstoreError if the attribute differs.
     """

@@ -27,10 +27,11 @@ class ResizeCache(Command[None], effect=Effect.TUNES):
 
 
 class SetPolicy(Command[None], effect=Effect.LONG, join=joins.nothing):
-    """Evict rows by another policy, until the store is opened again."""
+    """Evict rows by another policy from now on, until the store is opened again."""
 
     policy: str
 
 
 class CheckIntegrity(Command[str], effect=Effect.LONG, right=Right.ADMIN, join=joins.first_found):
-    """Check the invariants of cache and storage; the result is the violation, or an empty text."""
+    """Check the invariants of cache and storage. The result is a text about the first violation; ""
+    if there is none."""

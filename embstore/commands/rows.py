@@ -1,4 +1,4 @@
-"""Commands that read and write rows. Each of their parts names a table."""
+"""Commands that read and write rows. A command consists of parts, each of which names a table."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -14,7 +14,7 @@ OnNonfinite = Literal["refuse", "skip"]
 
 
 class TableKeys(Part):
-    """Keys of one table; in a lookup, also the number of accesses that each key stands for."""
+    """Keys of one table; in a lookup, also the number of accesses for which each key stands."""
 
     table: str
     table_id: int | None
@@ -34,7 +34,7 @@ class TableGradients(Part):
 class Bags(Part):
     """The bags by which keys are pooled: bag b has keys[offsets[b]:offsets[b + 1]].
 
-    Weights are for the mode "sum" only.
+    Only the mode "sum" can have weights.
     """
 
     offsets: Offsets
@@ -62,12 +62,12 @@ class PooledGradients(Part):
 
 
 LearningRate = float | Mapping[str, float]
-"""The learning rate of an update: one for all its tables, or by table; other tables use their
-own."""
+"""The learning rate of an update: one rate for all its tables, or a rate by table. Tables without a
+given rate use their own rates."""
 
 
 class UpdateOptions(Part):
-    """How an update is applied."""
+    """The options by which an update is applied."""
 
     learning_rate: float | None = None
     gradient_scale: float = 1.0
@@ -77,7 +77,8 @@ class UpdateOptions(Part):
     effect."""
 
     def rate_of(self, table: str) -> float | None:
-        """Return the learning rate that is given for a table; None: the table's own rate."""
+        """Return the learning rate that is given for a table; None: none is given, so the table's
+        own rate is used."""
         return self.learning_rates.get(table, self.learning_rate)
 
 
@@ -90,7 +91,8 @@ class Rank(Part):
 class Lookup(
     Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS, traits=Trait.ON_DEVICE
 ):
-    """Return rows of several tables. `admit` keeps missed rows in the cache."""
+    """Return rows of several tables. If `admit` is true, rows that were not in the cache are kept
+    there."""
 
     tables: tuple[TableKeys, ...]
     admit: bool = True
@@ -114,7 +116,7 @@ class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECOR
 class Update(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS | Trait.ON_DEVICE
 ):
-    """Update several tables once: all of them or none (rules 2 and 4)."""
+    """Update several tables once: either all of them or none (rules 2 and 4)."""
 
     tables: tuple[TableGradients, ...]
     options: UpdateOptions = UpdateOptions()
@@ -123,7 +125,7 @@ class Update(
 class UpdatePooled(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS | Trait.ON_DEVICE
 ):
-    """Update several tables once by the gradients of bags: all tables or none (rule 8)."""
+    """Update several tables once by the gradients of bags: either all tables or none (rule 8)."""
 
     tables: tuple[PooledGradients, ...]
     options: UpdateOptions = UpdateOptions()
@@ -138,17 +140,19 @@ class UpdateRanks(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trai
 
 
 class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
-    """Set rows; the last of repeated keys wins, and optimizer state starts anew (rule 7)."""
+    """Set the weights of rows; optimizer state starts anew. If a key is repeated, its last row
+    counts (rule 7)."""
 
     keys: TableKeys
     rows: Rows
 
 
 class DeleteRows(Command[Deleted], effect=Effect.WRITES):
-    """Delete rows: they are as if they had never been written (rule 7).
+    """Delete rows. Afterwards they are as if they had never been written (rule 7).
 
-    The answer contains the number of deleted rows that had been written. `moved`: as in `PutRows`;
-    `member`: a member of the session that is the table's only writer, if there is one.
+    The answer contains the number of deleted rows that had been written. `moved` is as in
+    `PutRows`. `member` is a member of the session that is the table's only writer, if there is such
+    a session.
     """
 
     keys: TableKeys
@@ -159,9 +163,9 @@ class DeleteRows(Command[Deleted], effect=Effect.WRITES):
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """Set weights and state of rows that were trained elsewhere, and add to t (rule 7).
 
-    `moved`: the rows are in partitions that another shard still owns, so they are not read on this
-    shard. The command is then executed even while writes are paused, or while a session is the
-    table's only writer.
+    `moved` is true if the rows are in partitions that another shard still owns, so that they are
+    not read on this shard. The command is then executed even if writes are paused, or if a session
+    is the table's only writer.
     """
 
     keys: TableKeys

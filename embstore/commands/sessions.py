@@ -12,12 +12,12 @@ LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
 
 Waits = results.Waits
 RowsWhere = Literal["auto", "host", "device"]
-"""The memory for rows of a session's steps: the host's, the device's, or, with "auto", the memory
-in which the keys of the batch are."""
+"""The memory in which the rows of a session's steps are returned: that of the host, that of the
+device, or, with "auto", the memory that contains the keys of the batch."""
 
 
 class StepTable(Part):
-    """The keys of one table that a step will use; each key appears once."""
+    """The keys of one table that a step will use. Each key appears once."""
 
     table: str
     keys: Keys
@@ -36,7 +36,7 @@ class OpenSession(
     right=Right.WRITE,
     traits=Trait.OF_THE_LEADER,
 ):
-    """Open a look-ahead session, or find it open with the same options."""
+    """Open a look-ahead session, or find an open session of that name with the same options."""
 
     name: str
     tables: tuple[str, ...]
@@ -68,7 +68,7 @@ class RenewLease(
     right=Right.WRITE,
     join=joins.least("last_step"),
 ):
-    """Renew the lease of a rank; every other command of the rank renews it too."""
+    """Renew the lease of a rank. Every other command of the rank also renews it."""
 
     member: str
 
@@ -76,8 +76,8 @@ class RenewLease(
 class CloseSession(
     Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES, join=joins.nothing
 ):
-    """Leave a session; it ends when the last rank leaves. `forget` deletes its resume position,
-    too."""
+    """Leave a session. The session ends when the last rank leaves. With `forget`, its resume
+    position is deleted as well."""
 
     member: str
     forget: bool = False
@@ -89,7 +89,7 @@ class EndSession(
     right=Right.WRITE,
     traits=Trait.AUDITED | Trait.OF_ALL_SHARDS,
 ):
-    """End a session for all its ranks, which get an error; its resume position stays.
+    """End a session for all its ranks, which get an error. The session's resume position stays.
 
     This command is for operators: ranks close their own sessions.
     """
@@ -100,7 +100,8 @@ class EndSession(
 class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
     """Announce the keys that coming steps will use.
 
-    `is_last`: the rank has no steps after these, so the other ranks' steps no longer wait for it.
+    `is_last` is true if the rank has no steps after these steps; the steps of the other ranks then
+    no longer wait for this rank.
     """
 
     member: str

@@ -7,12 +7,12 @@ from embstore.sharding import ShardMap
 
 
 class SetShardMap(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
-    """Set the next map of the cluster on a shard, which accepts writes again.
+    """Set the next map of the cluster on a shard. The shard then accepts writes again.
 
     Later commands are split by that map. The map is durable when the command is acknowledged. If
-    the new map has other owners or shards, sessions end, as after a restart. `barrier` is for a
-    shard that has no partition yet: the shard starts at that position, with the tables and resume
-    positions of the other shards.
+    the new map has other owners of partitions, or other shards, sessions end, as after a restart.
+    `barrier` is for a shard that has no partition yet: the shard starts at the position `barrier`,
+    with the tables and resume positions of the other shards.
     """
 
     shard_map: ShardMap
@@ -23,11 +23,11 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
     """Make a shard refuse commands that write, and return its position in the order of commands.
 
     A step that waits for other ranks is not applied either; its ranks send it again. The pause
-    lasts until `ResumeWrites` or the next map, even over a restart. `by` names the client that
-    pauses; another name is refused while the pause lasts. `until` is a barrier that other shards
-    have reached: the shard still applies the commands up to that position that it has not yet
-    received, and the answer is its position now. With `lease_ms` the pause ends by itself after
-    that time, and when the process ends.
+    survives a restart, and lasts until `ResumeWrites` or the next map. `by` names the client that
+    pauses; during the pause, commands with another name are refused. `until` is a barrier that
+    other shards have reached: the shard still applies the commands that it lacks up to that
+    position, and the answer is the shard's position at the time of the answer. With `lease_ms` the
+    pause ends by itself, after that time or when the process ends.
     """
 
     by: str
@@ -36,7 +36,7 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
 
 
 class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
-    """Make a shard accept writes again, if they are paused under the name `by`.
+    """Make a shard accept writes again, if its writes are paused under the name `by`.
 
     An empty name stands for any name. It is no error if writes are not paused.
     """

@@ -1,4 +1,4 @@
-"""Commands of a session's steps: they return its rows, and end it."""
+"""Commands of the steps of a session: they return the rows of a step, and finish it."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -13,11 +13,12 @@ from embstore.results import AcknowledgedUpdate
 class StepGradients(Part):
     """Gradients of one table in a step.
 
-    Without `positions` and `inverse`: one gradient per announced key, (u, dim), in announced order.
-    With `positions`, (n,), ascending: the indices of the keys that have a gradient; gradients are
-    (n, dim). With `inverse`, (n,): the index of the key of each occurrence, in any order and
-    repeated; gradients are (n, dim), or (bags, dim) for the bags of the occurrences. They are
-    summed by key (rules 2, 8). Keys without a gradient are not updated.
+    Without `positions` and `inverse`, there is one gradient per announced key, (u, dim), in
+    announced order. `positions`, (n,), ascending, are the indices of the announced keys that have a
+    gradient; gradients are (n, dim). `inverse`, (n,), is the index of the announced key of each
+    occurrence, in any order, repeats allowed; gradients are (n, dim), or (bags, dim) for the bags
+    of the occurrences. Such gradients are summed by key (rules 2, 8). Keys without a gradient are
+    not updated.
     """
 
     table: str
@@ -29,7 +30,7 @@ class StepGradients(Part):
 
 @runtime_checkable
 class RowsChecksum(Protocol):
-    """The checksum of a step's rows; each shard is sent the checksum of its own rows. Any
+    """The checksum of a step's rows. The checksum of the rows of a shard is sent to that shard. Any
     thread."""
 
     def __index__(self) -> int:
@@ -70,7 +71,7 @@ class StepPut(Part):
 class LookupStep(
     Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
 ):
-    """Return the rows of an announced step, in announced order, when its turn has come."""
+    """Return the rows of an announced step, in announced order, when the step's turn has come."""
 
     member: str
     step: int
@@ -80,7 +81,7 @@ class LookupStep(
 class LookupStepPooled(
     Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
 ):
-    """Return rows of occurrences of announced keys; occurrences in bags are pooled."""
+    """Return rows for occurrences of announced keys. Occurrences in bags are pooled."""
 
     member: str
     step: int
@@ -88,9 +89,10 @@ class LookupStepPooled(
 
 
 class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WRITE):
-    """Return weights and state of some announced keys, as soon as they are in the cache.
+    """Return weights and state of the rows of some announced keys, as soon as the rows are in the
+    cache.
 
-    The command does not wait for the step's turn: it is for a session whose trainer does not wait
+    The command does not wait for the step's turn. It is for a session whose trainer does not wait
     for updates.
     """
 
@@ -102,12 +104,13 @@ class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WR
 class UpdateStep(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP, traits=Trait.ON_DEVICE
 ):
-    """Send one rank's gradients of a step; the last rank's command applies them all (rule 6).
+    """Send one rank's gradients of a step. The command of the last rank applies the gradients of
+    all ranks (rule 6).
 
     `rows_checksum` covers the rows from which the gradients were computed: all rows that the rank
     announced (`embstore.arithmetic.checksum`). If the store's rows differ, no gradient is applied.
-    `is_finite`: whether rule 9 accepts the whole update, of all ranks and shards, if the sender
-    knows it; None: the store that receives the whole update checks it.
+    `is_finite` is whether rule 9 accepts the whole update, of all ranks and shards, if the sender
+    knows this. None: the store, which receives the whole update, checks this itself.
     """
 
     member: str
@@ -133,7 +136,7 @@ class SkipStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.ST
 
 
 class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
-    """Write rows of a hot replica, of several tables of the member's session."""
+    """Write rows of a hot replica, in several tables of the session of `member`."""
 
     member: str
     tables: tuple[StepPut, ...]

@@ -13,7 +13,7 @@ class CreateTable(
     traits=Trait.AUDITED,
     join=joins.same("table_id"),
 ):
-    """Create a table, or find a table with the same configuration."""
+    """Create a table, or find the table of that name, which must have the same configuration."""
 
     config: TableConfig
 
@@ -21,8 +21,8 @@ class CreateTable(
 class GetTable(Command[results.TableDescription], effect=Effect.READS, join=joins.table):
     """Describe a table.
 
-    A cluster's answer has the number of rows and the t that every shard has reached, because one
-    shard can grow, or be updated, before another.
+    A cluster's answer has the number of rows and the t that every shard has reached, because a
+    table can grow, or be updated, on one shard before it is on another.
     """
 
     table: str
@@ -32,7 +32,8 @@ class GetTable(Command[results.TableDescription], effect=Effect.READS, join=join
 class ListTables(
     Command[tuple[results.TableDescription, ...]], effect=Effect.READS, right=Right.KNOWN
 ):
-    """Describe all tables, by name; a server describes the tables that the caller can read."""
+    """Describe all tables, in the order of their names. A server describes only the tables that the
+    caller can read."""
 
 
 class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, join=joins.first):
@@ -48,9 +49,9 @@ class ClearTable(
     traits=Trait.AUDITED,
     join=joins.first_with_sum("rows"),
 ):
-    """Delete all rows of a table: they are as if they had never been written (rule 7).
+    """Delete all rows of a table. Afterwards they are as if they had never been written (rule 7).
 
-    `member`: as in `DeleteRows`.
+    `member` is as in `DeleteRows`.
     """
 
     table: str
@@ -64,7 +65,7 @@ class GrowTable(
     """Give a table more rows.
 
     `members` are the secrets of the sender in its sessions. If a session is the table's only
-    writer, the sender must be its member.
+    writer, the sender must be a member of that session.
     """
 
     table: str
@@ -76,7 +77,7 @@ class GrowTable(
 class SetLearningRate(
     Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
 ):
-    """Set the learning rate of updates that do not contain one. `members`: as in `GrowTable`."""
+    """Set the learning rate of updates that contain none. `members` is as in `GrowTable`."""
 
     table: str
     table_id: int | None
@@ -94,7 +95,7 @@ class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ, r
 class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
     """Return some leaves of a table's digest, from block `low` on.
 
-    Clients use them to find where two stores differ, and to combine the digests of shards.
+    Clients use leaves to find where two stores differ, and to combine the digests of shards.
     """
 
     table: str

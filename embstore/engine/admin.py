@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
-    """Return the store's facts, even once it is closed. Needs no turn: it reads values that are
-    replaced as a whole."""
+    """Return the store's facts, even once the store is closed. The handler needs no turn, because
+    it reads values that are replaced as a whole."""
     tables, place = engine.tables, engine.shard
     return results.ServerInfo(
         context=context(engine),
@@ -49,7 +49,8 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
 
 
 def context(engine: "Engine", instance: str = "") -> results.Context:
-    """Return the state and store that an answer belongs to; `instance` names the server, if any."""
+    """Return the store to which an answer belongs, and its state. `instance` names the server, if
+    there is one."""
     catalogue = engine.storage.catalogue
     number = engine.tables.frame.command_number
     return results.Context(catalogue.store_id, catalogue.epoch, number, instance)
@@ -67,7 +68,7 @@ def get_stats(engine: "Engine", command: c.GetStats, _: None) -> dict[str, Any]:
 
 
 def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
-    """Set the size of the cache; no row changes."""
+    """Set the size of the cache. No row changes."""
     tables = engine.tables
     with tables.reading():
         engine.sessions.release_ended()
@@ -84,7 +85,7 @@ def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
 def check_integrity(
     engine: "Engine", command: c.CheckIntegrity, progress: c.Progress | None
 ) -> str:
-    """Return the first invariant that does not hold; an empty text if all hold."""
+    """Return a text about the first invariant that does not hold; "" if all invariants hold."""
     try:
         engine.tables.check_integrity(Slices(engine.tables.frame, progress))
     except AssertionError as exc:
@@ -101,7 +102,7 @@ def describe(table: TableState) -> TableDescription:
 
 
 def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDescription:
-    """Create a table, or find it."""
+    """Create a table, or find it if it exists."""
     with engine.tables.writing(command):
         table, is_new = engine.tables.create(command.config)
         if is_new:
@@ -138,7 +139,7 @@ def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
 
 def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
     """Increase the number of rows of a table."""
-    members, command = command.members, replace(command, members=())  # they are not logged
+    members, command = command.members, replace(command, members=())  # members are not logged
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
         _check_own(engine, table, members)
@@ -153,13 +154,14 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
 
 
 def _check_own(engine: "Engine", table: TableState, members: tuple[str, ...]) -> None:
-    """Refuse a change of a table that a session is writing, except by the session's own members."""
+    """Refuse a change of a table that a session is writing, unless a member of that session makes
+    the change."""
     if table.writer:
         check_writer([table], table.writer if engine.sessions.has(table.writer, members) else "")
 
 
 def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
-    """Set the rate of updates that do not contain one."""
+    """Set the learning rate of updates that contain none."""
     members, command = command.members, replace(command, members=())
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
@@ -175,14 +177,14 @@ def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> 
 def get_digest(
     engine: "Engine", command: c.GetDigest, progress: c.Progress | None
 ) -> results.Digest:
-    """Return a table's digest; runs in the caller's thread."""
+    """Return a table's digest. This handler runs in the caller's thread."""
     return engine.digests.compute(command.table, command.table_id, progress)
 
 
 def get_leaves(
     engine: "Engine", command: c.GetLeaves, progress: c.Progress | None
 ) -> results.Leaves:
-    """Return some leaves of a table's digest; runs in the caller's thread."""
+    """Return some leaves of a table's digest. This handler runs in the caller's thread."""
     return engine.digests.leaves(command.table, command.table_id, command.low, progress)
 
 
@@ -194,7 +196,8 @@ def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
 
 
 def flush(engine: "Engine", command: c.Flush, progress: c.Progress | None) -> int:
-    """Write the currently dirty rows to the log; runs in the caller's thread."""
+    """Write the rows that are dirty at present to the log. This handler runs in the caller's
+    thread."""
     return engine.commits.flush(command.table, command.table_id, progress)
 
 
@@ -209,8 +212,8 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
 def prepare_checkpoint(
     engine: "Engine", command: c.Checkpoint, progress: c.Progress | None
 ) -> None:
-    """Log and sync the currently dirty rows ahead, so that a checkpoint has little to do in its
-    turn."""
+    """Log and sync the rows that are dirty at present, before a checkpoint, so that it has little
+    to do in its turn."""
     with engine.tables.frame.looking():
         _check_checkpoint(engine, command)
     engine.commits.prepare(progress)
@@ -251,12 +254,13 @@ def list_checkpoints(
 
 
 def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> results.BackupFacts:
-    """Copy a state to another place; runs in the caller's thread."""
+    """Copy a state to a backup destination. This handler runs in the caller's thread."""
     return engine.backups.back_up(command.destination, command.label, progress)
 
 
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
-    """Restore a kept checkpoint: tables, rows, t. Newer changes are lost; handles stay valid."""
+    """Restore the tables, rows and t of a kept checkpoint. Newer changes are lost; handles stay
+    valid."""
     tables = engine.tables
     if command.force:
         _end_sessions(engine, command)
@@ -301,24 +305,26 @@ def _end_sessions(engine: "Engine", command: c.Restore) -> None:
         engine.storage.check_usable(write=True)
         _check_restore(engine, command.label)
     for name in engine.sessions.names():
-        with suppress(SessionExpiredError):  # it has ended meanwhile
+        with suppress(SessionExpiredError):  # it may have ended meanwhile
             engine.sessions.end(name, by="a restore")
 
 
 def promote(engine: "Engine", command: c.Promote, _: None) -> None:
-    """Do nothing on a leader; a server promotes its standby before the command arrives here."""
+    """Do nothing, because the store is a leader already: on a standby, the server promotes the
+    store before the command arrives here."""
     if engine.replication.replaced_by:
         raise PermissionDeniedError(engine.replication.refusal)
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
-    """Count accesses from zero; the old counts do not return with a restart either."""
+    """Start the counts of accesses at zero. A restart does not bring the old counts back."""
     with engine.tables.reading():
         engine.frequencies.clear_counts()
 
 
 PREPARATIONS: dict[Any, Callable[[Any, Any, Any], None]] = {c.Checkpoint: prepare_checkpoint}
-"""For a command, the function preparation(engine, command, progress): work before its turn."""
+"""By command, the function preparation(engine, command, progress), which does work before the
+command's turn."""
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GetServerInfo: get_server_info,

@@ -1,10 +1,11 @@
-"""Backups of a running store: in the calling thread, concurrently with all other calls.
+"""Backups of a running store. A backup runs in the calling thread, concurrently with all other
+calls.
 
-A backup needs the engine twice, for moments. A backup without a label begins with a commit, which
-is made in pieces like the store's own commits (commits.py). Then the files get their second names
-in one turn, in which no file can be replaced. Copying, the long part, needs no engine
-(`embstore.storage.backup`). A server starts without the modules that copy: the first backup imports
-them.
+A backup needs the engine only for two short parts. A backup without a label begins with a commit,
+which is made in pieces like the store's own commits (commits.py). Then the files get their second
+names in one turn, in which no file can be replaced. The long part, copying, does not need the
+engine (`embstore.storage.backup`). A server starts without the modules that copy: the first backup
+imports them.
 """
 
 import threading
@@ -28,8 +29,8 @@ class Backups:
 
     def __init__(self, tables: Tables, commits: OwnCommits) -> None:
         self.within: str | None = ANYWHERE
-        """The path or URL below which destinations are names; ANYWHERE: destinations are paths or
-        URLs; None: backups are forbidden."""
+        """The path or URL below which backups are written; destinations are then names below it.
+        ANYWHERE: destinations are paths or URLs. None: backups are forbidden."""
         self.count = 0
         self.is_running = False
         self.bytes = self.of_bytes = 0
@@ -43,14 +44,16 @@ class Backups:
     def back_up(
         self, destination: str, label: str | None, progress: Progress | None = None
     ) -> BackupFacts:
-        """Back up a kept checkpoint; without a label, the current state.
+        """Back up a kept checkpoint, or, if no label is given, the current state.
 
         Raises
         ------
         CheckpointNotFoundError, InvalidArgumentError, PermissionDeniedError : nothing has changed.
-        CapacityError, StorageError : no space, or no access; earlier backups are unchanged.
+        CapacityError, StorageError : there is no space, or no access; earlier backups are
+            unchanged.
         StoreClosedError : the store was closed during the backup; earlier backups are unchanged.
-        Exception : an error of `progress`, which is called with the bytes done; likewise.
+        Exception : an error of `progress`, which is called with the bytes done; earlier backups are
+            unchanged.
         """
         place, below = self._place_of(destination)
         with Slices(self._tables.frame, progress).after_others(self._lock):
@@ -90,7 +93,7 @@ class Backups:
                 kept = None if label is None else storage.kept(label)
                 catalogue = catalogue_of(storage.catalogue, kept)
                 name: Callable[[str], str] = str
-                if not storage.read_only:  # else no files are replaced
+                if not storage.read_only:  # else no file is replaced
                     name = links.enter_context(linked(storage.files, catalogue))
             made = label if label is not None else f"command-{catalogue.head.command}"
             noted = partial(self._note, progress)
@@ -117,7 +120,7 @@ class Backups:
         return self.within, name_within(destination, self.within)
 
     def stop(self) -> None:
-        """Make the running backup end soon, and refuse further backups."""
+        """Ask the running backup to end soon, and refuse further backups."""
         self._stopping.set()
 
     def join_threads(self) -> None:

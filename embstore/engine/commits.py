@@ -1,27 +1,28 @@
 """Commits that a store makes by itself, to bound the work that a crash loses.
 
-A commit logs every dirty row, syncs the log and renames the catalogue (storage.py). In one piece it
-would make calls wait for seconds. Therefore it is made in pieces, and other calls are executed in
-between:
+A commit logs every dirty row, syncs the log and renames the catalogue (storage.py). A commit in one
+piece would make calls wait for seconds. Therefore it is made in pieces, and other calls are
+executed between the pieces:
 
-    flush    the dirty rows of one range of slots after another, a few milliseconds each
-    sync     the log up to its current end, in this thread and without the engine
-    commit   with the engine: the rows that have changed since, and the log records of these rows
+    flush    log the dirty rows of one range of slots after another, a few milliseconds each
+    sync     sync the log up to its current end, in this thread and without the engine
+    commit   with the engine: log and sync the rows that have changed since, and rename the
+             catalogue
 
-Rows that every step changes are dirty again at the end of a pass. Another pass follows as long as
-it finds at most half as many dirty rows as the previous pass. The stats show the time since the
-last commit, whose changes a crash would lose.
+Rows that every step changes are dirty again at the end of a pass of flushes. Passes are repeated as
+long as a pass finds at most half as many dirty rows as the pass before. The stats show the time
+since the last commit: a crash would lose the changes of that time.
 
-A commit has no label: the store opens at it, and `restore` cannot go back to it. A store that has
-not changed since its last commit makes no commit. A checkpoint is made in the same way, except that
-its last piece is a command in its turn, which makes the label.
+Such a commit has no label: the store opens at the commit, but `restore` cannot go back to it. A
+store that has not changed since its last commit makes no commit. A checkpoint is made in the same
+way, except that its last piece is a command, which makes the label in its turn.
 
 Measured on two cores, with a million dirty rows of 64 elements: 3,300 to 4,000 updates of 64 keys
-ran during a commit, and the longest took 29 to 87 ms. A checkpoint in one piece made an update wait
-for 600 to 750 ms.
+ran during a commit, and the longest update took 29 to 87 ms. A checkpoint in one piece made an
+update wait for 600 to 750 ms.
 
-Rejected: a copy-on-write snapshot of the rows as of the begin of the commit. It would save the
-passes, but every command would have to look at each of its rows.
+Rejected: a copy-on-write snapshot of the rows as of the beginning of the commit. The snapshot would
+make the passes unnecessary, but every command would have to check each of its rows.
 """
 
 import threading
@@ -40,17 +41,19 @@ from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 LOG_BYTES_MAX = 4 << 30
-"""Length of the command log at which a commit is made, even if its replay would be short."""
+"""Length of the command log at which a commit is made, even if the replay of the log would be
+short."""
 ROWS_BYTES_LEAST = 256 << 20
 ROWS_LEAST = 1 << 20
-"""Bounds for rows that left the cache since the last commit; fewer rows cause no commit."""
+"""Least bytes and least number of rows that must have left the cache since the last commit to cause
+a commit."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
-"""Records of a segment for which it is worth writing its index before the last piece."""
+"""Least number of records for which a segment's index is written before the last piece."""
 _LOOK_S = 60.0
 """Seconds after which the thread checks whether the store is still referenced."""
 _PAUSE_S = 10.0
-"""Seconds between a failed commit and the next try, if a log is long."""
+"""Seconds from a failed commit to the next try, if a log is long."""
 
 
 class OwnCommits:
@@ -58,10 +61,10 @@ class OwnCommits:
 
     Parameters
     ----------
-    options : a commit is made `commit_every_s` after the last commit of any kind. With a command
-        log it is also made when its replay would take `recovery_s`, or when it has LOG_BYTES_MAX
-        bytes. Between commits this thread logs the rows of `WriteBack`, whose ceiling is
-        `dirty_bytes`
+    options : a commit is made `commit_every_s` after the last commit of any kind; with a command
+        log, also when the replay of that log would take `recovery_s`, or when the log has
+        LOG_BYTES_MAX bytes. Between commits this thread logs dirty rows (`WriteBack`), with the
+        ceiling `dirty_bytes`
     """
 
     def __init__(self, tables: Tables, options: StoreOptions) -> None:
@@ -72,7 +75,8 @@ class OwnCommits:
         self.seconds = 0.0
         self.error: str | None = None
         self.after_each: Callable[[], None] = lambda: None
-        """Called after each commit, in that thread; a server logs the commit."""
+        """A function that is called after each commit, in the thread that has made it; a server
+        logs the commit."""
         self._tables = tables
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -83,7 +87,7 @@ class OwnCommits:
 
     @property
     def age_s(self) -> float:
-        """Time since the last commit; 0 if it contains all changes."""
+        """Seconds since the last commit; 0 if that commit contains all changes."""
         tables = self._tables
         return 0.0 if tables.is_committed else monotonic() - tables.storage.committed_at
 
@@ -98,14 +102,14 @@ class OwnCommits:
             self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further commit; a running commit ends with its next piece."""
+        """Begin no further commit. A running commit ends after its present piece."""
         self._stopping.set()
         self._wake.set()
 
     def consider(self) -> None:
-        """Commit now if a log has become long; write back if there are many dirty rows.
+        """Wake the thread of commits if a log has become long, or if there are many dirty rows.
 
-        Called with the engine, after a command that wrote.
+        The caller has the engine, and has executed a command that writes.
         """
         is_due = self.write_back.note()
         if not self._wake.is_set() and (is_due or self._is_log_long):
@@ -113,7 +117,7 @@ class OwnCommits:
 
     @property
     def _is_log_long(self) -> bool:
-        """Whether a log is long, and the last commit does not contain everything."""
+        """Whether a log is long, and there are changes after the last commit."""
         log = self._tables.frame.log
         if log is not None:
             if log.replay_s > self.recovery_s or log.files.segments.bytes > LOG_BYTES_MAX:
@@ -122,17 +126,18 @@ class OwnCommits:
 
     @property
     def _are_rows_many(self) -> bool:
-        """Whether enough rows left the cache for a fold of the log, which needs a commit.
+        """Whether so many rows have left the cache that the log should be folded, which needs a
+        commit.
 
-        A commit writes all dirty rows of the cache. Therefore it is not due before as many bytes
-        have left the cache.
+        A commit writes all dirty rows of the cache. Therefore it is due only when at least as many
+        bytes have left the cache.
         """
         tables = self._tables
         log = tables.storage.log
         if (log, log.changes) != self._seen[:2]:
             self._seen = log, log.changes, log.uncommitted_bytes
         uncommitted = self._seen[2]
-        if uncommitted <= ROWS_BYTES_LEAST // 4:  # as after most commands
+        if uncommitted <= ROWS_BYTES_LEAST // 4:  # as is so after most commands
             return False
         dirty = max(ROWS_BYTES_LEAST, tables.cache_bytes_used)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
@@ -152,12 +157,13 @@ class OwnCommits:
 
     @property
     def storage_failure(self) -> EmbstoreError | None:
-        """The error that failed the store, after which no commit can be made; None: it has not
+        """The error that failed the store, so that no commit can be made; None: the store has not
         failed."""
         return self._tables.storage.failure
 
     def due_in_s(self) -> float | None:
-        """Return the seconds until the next commit is due; None: only a long log will cause one.
+        """Return the seconds until the next commit is due; None: only a long log will cause a
+        commit.
 
         The time counts from the last commit, or from the last failed try.
         """
@@ -171,13 +177,14 @@ class OwnCommits:
         return max(last + self.every_s - now, 0.0)
 
     def commit(self, progress: Progress | None = None) -> bool:
-        """Commit the changes since the last commit, in pieces; return whether there were any.
+        """Commit the changes since the last commit, in pieces; return whether there were any
+        changes.
 
         Raises
         ------
-        CapacityError : no space; flushed rows stay flushed.
+        CapacityError : there is no space; rows that were flushed stay flushed.
         StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
-        Exception : an error of `progress`; flushed rows stay flushed.
+        Exception : an error of `progress`; rows that were flushed stay flushed.
         """
         begun = self._tried_at = monotonic()
         if self._tables.is_committed:
@@ -194,7 +201,8 @@ class OwnCommits:
         return is_done
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Log and sync in pieces, which a commit would otherwise do at once. Raises as `commit`."""
+        """Log and sync dirty rows in pieces, so that a commit need not do this at once. Raises the
+        errors of `commit`."""
         slices = Slices(self._tables.frame, progress)
         flushed = self._flush(slices)
         for _ in range(1, _PASSES_MAX):
@@ -214,13 +222,13 @@ class OwnCommits:
         return True
 
     def write_dirty(self) -> bool:
-        """Log dirty rows in slices until they are few, or a commit is due.
+        """Log dirty rows in slices until few dirty rows are left, or a commit is due.
 
-        Returns False: no commit was made.
+        Returns False, because no commit was made.
 
         Raises
         ------
-        CapacityError : no space; logged rows stay logged.
+        CapacityError : there is no space; rows that were logged stay logged.
         StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
         """
         slices = Slices(self._tables.frame)
@@ -243,12 +251,12 @@ class OwnCommits:
 
     @property
     def may_write(self) -> bool:
-        """Whether `write_dirty` has work, and the last failure is long enough ago."""
+        """Whether `write_dirty` has work, and enough time has passed since the last failure."""
         is_time = self.error is None or monotonic() - self._tried_at > _PAUSE_S
         return is_time and self.write_back.is_due
 
     def flush(self, name: str, table_id: int | None, progress: Progress | None) -> int:
-        """Log in pieces the dirty rows of a table; return how many rows were dirty.
+        """Log the dirty rows of a table in pieces; return how many rows were dirty.
 
         An empty name stands for all tables.
         """
@@ -285,15 +293,15 @@ class OwnCommits:
     def _sync(self, slices: Slices) -> None:
         """Sync the log up to its present end; a failure fails the store, as it does in a commit.
 
-        The method opens descriptors of its own: the system reports an error once per opened file,
-        and a concurrent commit must get the error, too.
+        The method opens its own descriptors of the files: the system reports an error once per
+        descriptor, and a concurrent commit must get the error as well.
         """
         storage = self._tables.storage
         with ExitStack() as opened:
             with self._tables.background():
                 if storage.log.appending_records > _SEALED_LEAST:
                     with storage.irreversible:
-                        storage.log.seal()  # this syncs its index, too
+                        storage.log.seal()  # so that the index is synced as well
                 files = [
                     opened.enter_context(closing(storage.files.open(path)))
                     for path in storage.log.unsynced()
@@ -322,7 +330,8 @@ def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: thread
 
 
 def _tried(commits: OwnCommits, work: Callable[[], bool]) -> bool:
-    """Call `work`, which returns whether it made a commit; return whether to try again later."""
+    """Call `work`, which returns whether it has made a commit. Return whether the thread is to go
+    on: False if the store is being closed or has failed."""
     try:
         is_new = work()
         commits.error = None

@@ -1,4 +1,5 @@
-"""Digests of a running store: one at a time, in the calling thread, concurrently with other calls.
+"""Digests of a running store, made one at a time in the calling thread, concurrently with other
+calls.
 
 A digest describes the table as of the moment when the digest began; its result contains the command
 number of that moment. If the table is restored meanwhile, the digest begins again with the restored
@@ -15,7 +16,7 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 LEAVES_MAX = 1 << 14
-"""Leaves in one answer: 640 KiB."""
+"""Maximum number of leaves in one answer; they take 640 KiB."""
 
 
 class _GoneError(Exception):
@@ -34,7 +35,7 @@ class Digests:
 
         Raises
         ------
-        TableNotFoundError, StoreClosedError, CorruptTableError : there is no digest.
+        TableNotFoundError, StoreClosedError, CorruptTableError : the digest cannot be made.
         Exception : an error of `progress`.
         """
         slices = Slices(self._tables.frame, progress)
@@ -46,7 +47,7 @@ class Digests:
     ) -> Leaves:
         """Return the digest of a table, and its first leaves whose block is at least `low`.
 
-        There are at most LEAVES_MAX leaves. Raises as `compute`.
+        At most LEAVES_MAX leaves are returned. Raises the errors of `compute`.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):
@@ -56,7 +57,7 @@ class Digests:
     def _current(
         self, name: str, table_id: int | None, slices: Slices, progress: Progress | None
     ) -> tuple[Digest, TableState]:
-        """Return the digest as of now, and the table, which keeps the leaves."""
+        """Return the digest as of now, and the table, which holds the digest's leaves."""
         while True:
             with slices.one():
                 table = self._tables.find(name, table_id)

@@ -1,13 +1,13 @@
 """The engine: an executor whose tables are in this process.
 
 It composes the packages below it: the tables with their cache and storage (`tables`), look-ahead
-sessions (`lookahead`), and the uses of access frequencies (`hotness`). Each command has a handler,
-found by the command's type, which calls these packages. Handlers acquire the engine themselves
-(`Frame`), because some handlers wait first, and some do not need it.
+sessions (`lookahead`), and the uses of access frequencies (`hotness`). For each type of command
+there is a handler, which calls these packages. Handlers acquire the engine themselves (`Frame`),
+because some handlers wait before that, and some handlers do not need the engine.
 
 `execute` waits until a command is done. A command of a look-ahead step may have to wait for other
-ranks or for earlier steps. In that case `begin` returns a handle that a server polls, so that no
-thread of the server waits.
+ranks or for earlier steps. For such a command, `begin` returns a handle that a server polls, so
+that no thread of the server waits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -78,7 +78,8 @@ HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     c.UnpinHotSet: lambda engine, command, _: engine.hot_pins.pin(None),
     c.WarmCache: lambda engine, command, progress: engine.warming.warm(command.share, progress),
 }
-"""handler(engine, command, into) of each command; `into` is `out` or `progress` of `execute`.
+"""The function handler(engine, command, into) of each command; `into` is the argument `out` or
+`progress` of `execute`.
 
 The handler of a command that may have to wait returns a handle.
 """
@@ -103,7 +104,7 @@ class Engine:
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
-        """The device's facts, as of the store's opening or of its last stats."""
+        """The device's facts, as of the last stats, or else as of the opening of the store."""
         self.frequencies = Frequencies(
             storage.files,
             device,
@@ -121,13 +122,13 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.replication = ReplicationRole()
         self.shard: ShardPlace | None = None
-        """The store's position in a cluster, replaced as a whole by `sharding`; None: it is no
+        """The store's place in a cluster, replaced as a whole by `sharding`; None: it is no
         shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
-        """Whether `close` leaves uncommitted changes to the command log, without a commit."""
+        """Whether `close` makes no commit, because the command log contains the changes."""
         self.scans = Scans(self.tables, self.commits)
-        # They refer to the frame, so the frame holds only weak references to them.
+        # These objects refer to the frame, so the frame holds only weak references to them.
         hear = self.commits.consider, self.scans.expire
         self.tables.frame.after_writes += map(WeakMethod, hear)
         self.digests = Digests(self.tables)
@@ -135,16 +136,16 @@ class Engine:
         self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         self.lost = ""
-        """Why acknowledged commands can be lost: a command log was cut short; empty if none was."""
+        """Why acknowledged commands may be lost: a command log was cut short; "" if no log was."""
         if not storage.read_only:
             self._recover(codec, options)
 
     def _recover(self, codec: Callable[[], Codec], options: StoreOptions) -> None:
-        """Execute the logged, uncommitted commands again; then log new commands, if `options` say
-        so."""
+        """Execute the logged, uncommitted commands again. Afterwards log new commands, if `options`
+        say so."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
-        if self.lost:  # first, because the segment gets its length back afterwards
+        if self.lost:  # now, because the segment gets its length back afterwards
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
         if options.durability == "checkpoint":
@@ -181,7 +182,7 @@ class Engine:
     ) -> R:
         """Execute a command and return its result; see `embstore.commands.Executor`.
 
-        `timeout_s` bounds waits for other ranks or steps; everything else runs to its end.
+        `timeout_s` bounds waits for other ranks or steps; all other work runs to its end.
         """
         if type(command) in admin.PREPARATIONS:
             self.prepare(command, progress)
@@ -210,7 +211,8 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do a command's long work in slices, before its turn; an error of `progress` ends it."""
+        """Do a command's long work in slices before its turn. An error of `progress` ends the
+        work."""
         if self.is_prepared(command):
             self.replication.check(checked(command))
             admin.PREPARATIONS[type(command)](self, command, progress)
@@ -229,11 +231,11 @@ class Engine:
         map_version: int = 0,
         is_checked: bool = False,
     ) -> Any | StepOutcome | StepLookup:
-        """Execute a command; return a handle if it waits for ranks or steps.
+        """Execute a command; return a handle if the command waits for ranks or steps.
 
         The command can be acknowledged when the log's `mark` is durable. `origin` names the client
-        and the call, if the server remembers the answer. `is_checked`: the command is in normal
-        form.
+        and the call, if the server remembers the answer. `is_checked` is true if the command is in
+        normal form.
         """
         if not is_checked:
             command = checked(command)
@@ -263,9 +265,8 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Do several lookups with one `admit` as one, with the results of `begin`, if all rows are
-        cached. None: a row is missing, so the lookups would take longer. The caller has the
-        engine."""
+        """Execute several lookups with one `admit` as one; return the results of `begin`. None: a
+        row is not cached, so the lookups would take longer. The caller has the engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -273,12 +274,12 @@ class Engine:
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:
-        """Execute a command whose form was checked, without checking the replication role."""
+        """Execute a command whose form was checked. The replication role is not checked."""
         return HANDLERS[type(command)](self, command, into)
 
     def _go_on_splitting(self) -> None:
-        """Move pools nearer to their target sizes. The command does not depend on it, unless an
-        error here fails the store; then the command raises it."""
+        """Move pools nearer to their target sizes. The running command does not depend on this
+        work; but if an error in the work fails the store, the command raises that error."""
         with suppress(EmbstoreError), self.tables.reading():
             if self.tables.splitting.decide():
                 self.storage.begin_change()
@@ -290,17 +291,17 @@ class Engine:
         return self.tables.frame.log
 
     def prefetch(self, command: c.LookupStep) -> None:
-        """Do nothing: rows are read where they are, so a request ahead gains nothing."""
+        """Do nothing, because rows are read where they are: a request ahead would gain nothing."""
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse another device than this engine's: rows are made in this process."""
+        """Refuse any device but this engine's, because rows are made in this process."""
         if name not in (None, self.device.name):
             raise InvalidArgumentError(
                 f"expected a request for rows on {self.device.name}, found one for rows on {name}"
             )
 
     def lend_device(self) -> Lent:
-        """Return the device, for a trainer in this process that has rows on it."""
+        """Return the device, for a trainer in this process with rows in the device's memory."""
         return Lent(self.device, self.tables.reading)
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
@@ -314,7 +315,8 @@ class Engine:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that failed the store, which then refuses all calls but `close`; or None."""
+        """The error that failed the store; only `close` is then allowed. None: it has not
+        failed."""
         return self.storage.failure
 
     @property
@@ -324,8 +326,8 @@ class Engine:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys need not wait: for a merge, for a commit of the store
-        itself, for a GPU, or for the disk of the command log."""
+        """Whether a call of a few keys need not wait for any of these: a merge, a commit of the
+        store itself, a GPU, the disk of the command log."""
         is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
 
@@ -336,13 +338,13 @@ class Engine:
             self.storage.fail(removed(missing))
 
     def close(self) -> None:
-        """Commit uncommitted changes, unless the command log contains them, and release everything.
+        """Commit uncommitted changes, unless the command log contains them; release all resources.
 
         Closing twice is harmless.
 
         Raises
         ------
-        CapacityError, StorageError, DeviceError : not everything could be committed; the store is
+        CapacityError, StorageError, DeviceError : not all changes could be committed; the store is
             closed nevertheless, and opens at its last commit.
         """
         background = (self.commits, self.backups, self.scrubber)
@@ -351,12 +353,12 @@ class Engine:
             part.stop()
         self.scans.end_all()
         self.tables.frame.close(self._commit_and_free)
-        if self.tables.frame.is_closed:  # else a running call of this thread ends them
+        if self.tables.frame.is_closed:  # else a running call of this thread frees them
             for part in parts:
                 part.join_threads()
 
     def abandon(self) -> None:
-        """Close without a commit: the store's changes are no longer needed."""
+        """Close the store without a commit, because its changes are no longer needed."""
         self._is_abandoned = True
         self.close()
 
@@ -375,7 +377,7 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        with ExitStack() as stack:  # each one, even if others fail
+        with ExitStack() as stack:  # each is closed, even if others fail
             stack.callback(self.device.close)
             for pool in self.tables.pools.values():
                 stack.callback(pool.close)

@@ -1,6 +1,6 @@
-"""`embstore.open`: checks options, opens storage and device, and makes the engine of both.
+"""`embstore.open`: it checks options, opens storage and device, and makes an engine that uses them.
 
-A server opens the engine alone (`open_engine`).
+A server calls `open_engine`, which makes the engine alone.
 """
 
 import os
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from embstore.handles.store import Store
 
 _HOST_BYTES_MIN = 64 << 20
-"""A smaller level two has hardly a slab for each of many row layouts; a default must not make the
-open fail."""
+"""Least default size of level two. A smaller level two may not have a slab for each of many row
+layouts, and the open would fail because of a default."""
 
 
 @describing(StoreOptions)
@@ -57,8 +57,8 @@ def open(
     """Open the store in directory `path` at its last commit; make the directory if it is missing.
 
     The options are the fields of `embstore.options.StoreOptions`. `device` can be a device that is
-    already open, which the store closes. `files` are the file operations, by which tests inject
-    faults.
+    already open, which the store closes. `files` are the file operations; tests pass their own to
+    inject faults.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def open_engine(
     with saying_how_to_mend(path), ExitStack() as undo:  # undone if the engine cannot be made
         made = open_device(options.device, threads)
         undo.callback(made.close)
-        jit.compile_kernels()  # the device's, too, so that none compiles during training
+        jit.compile_kernels()  # the device's as well, so that none is compiled during training
         budget = _budget(made, options.cache_bytes)
         host_cache = _host_cache(made, options.host_cache_bytes)
         storage = Storage(
@@ -118,7 +118,7 @@ def saying_how_to_mend(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _budget(device: Device, cache_bytes: int | str) -> int:
-    """Return the bytes of the cache, after a check that the device has them."""
+    """Return the bytes of the cache, after a check that the device has as many bytes."""
     share = memory_share(cache_bytes)
     budget = int(cache_bytes if share is None else share * device.memory.cache_bytes_max())
     if not budget:

@@ -1,8 +1,9 @@
-"""Execution of the leader's records on a standby, as in recovery, but on an open store.
+"""The execution of the leader's records on a standby. It is as in recovery, but the store is open.
 
-A record is executed and appended to the standby's own log as it arrived, in one turn, so that no
-commit happens in between. A label is made again at the same command, so that a later restore of the
-leader finds it. A label that the leader has dropped or protected is dropped or protected here, too.
+A record is executed, and appended unchanged to the standby's own log, in one turn, so that no
+commit happens in between. A label of the leader is made at the same command here, so that the label
+exists if the leader later restores it. A label that the leader has dropped or protected is dropped
+or protected here as well.
 """
 
 from collections.abc import Iterable
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
 
 
 def receive(engine: "Engine", records: Iterable[Record]) -> int:
-    """Execute records in order; return the mark up to which the log must be durable to keep them.
+    """Execute records in order. Return the mark up to which the log must be durable so that these
+    records survive a crash.
 
-    Raises CorruptTableError if this store is not at the preceding command, or if its result differs
-    from the leader's.
+    Raises CorruptTableError if a command does not follow the last command of this store, or if its
+    result differs from the leader's result.
     """
     log = engine.log
     assert log is not None
     for record in records:
         if record.kind == CHECKPOINT:
-            # in slices, so that lookups continue; no record is executed meanwhile
+            # in slices, so that lookups can run in between; no record is executed meanwhile
             engine.commits.prepare()
         with engine.tables.frame.having(None), executing_again(engine):
             logged = log.read(record)
@@ -77,7 +79,7 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
 def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
     """Keep only the leader's labels, and protect the labels that the leader protects.
 
-    The record itself is appended as it arrived. A record that arrives twice changes nothing.
+    The record itself is appended unchanged. If it arrives a second time, it changes nothing.
     """
     storage = engine.storage
     before = storage.catalogue.checkpoints
@@ -89,9 +91,10 @@ def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
 
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:
-    """Begin the epoch of a promoted standby; return the mark up to which the log must be durable.
+    """Begin the epoch of a promoted standby. Return the mark up to which the log must be durable so
+    that the epoch survives a crash.
 
-    Earlier answers to clients are valid in it: none of their commands was undone.
+    Earlier answers to clients are valid in the new epoch, because none of the commands was undone.
     """
     log = engine.log
     with engine.tables.frame.having(None):
@@ -106,7 +109,7 @@ def begin_epoch(engine: "Engine", epoch: int) -> int:
                     client.calls[sequence] = answer._replace(context=context)
         number = engine.tables.frame.command_number
         log.append_answers(number)
-        # Labels that only the old leader has are not in this history; it will follow this store.
+        # This history lacks labels that only the old leader has. That leader will follow this store
         checkpoints = engine.storage.catalogue.checkpoints
         log.reserve_labels(checkpoints)
         log.append_labels(checkpoints, number)

@@ -1,14 +1,14 @@
 """Recovery: after a crash the uncommitted commands are executed again.
 
-The executor that executed them first executes them again. By the contract their results are equal
-to the bit, and so are table ids, t and command numbers. Limits that were lowered in the meantime
-are ignored: every acknowledged command is executed. When the commands were executed first, there
-were commits and folds between them. Without these the row log can become full; then recovery makes
-a commit.
+The same code that executed the commands executes them again. By the contract their results are
+equal to the bit, and so are table ids, t and command numbers. Limits that were lowered in the
+meantime are ignored: every acknowledged command is executed. During the first execution, commits
+and folds were made between the commands. Recovery makes none, so the row log can become full; if it
+does, recovery makes a commit.
 
-The log's answers to calls are restored with it: a call that a client sends again gets the answer
-that it would have got. If a command was committed, and its answer was lost in the crash, only the
-fact that it was done is known.
+The command log also contains the answers to calls, and recovery restores these: if a client sends a
+call again, the call gets the answer that it would have got before the crash. If a command was
+committed, and its answer was lost in the crash, only the fact that it was executed is known.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,8 @@ _NO_LIMIT = 1 << 62
 
 
 class Recovered(NamedTuple):
-    """The result of a recovery: the log's reader and answers, and the executed commands."""
+    """The result of a recovery: the answers in the log, the reader of the log, and the number and
+    duration of the executed commands."""
 
     memory: Memory
     read: RecordReader
@@ -43,9 +44,10 @@ class Recovered(NamedTuple):
 
 
 def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
-    """Execute the commands of the log that follow the last commit.
+    """Execute the commands in the log that follow the last commit.
 
-    Raises CorruptTableError if commands are missing, or have other results than before.
+    Raises CorruptTableError if commands are missing, or if their results differ from those of their
+    first execution.
     """
     storage = engine.storage
     memory, begun, executed = Memory(), perf_counter(), 0
@@ -65,7 +67,7 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
 def executing_again(engine: "Engine") -> Iterator[None]:
     """Allow the execution of commands that were acknowledged before.
 
-    Limits are ignored, and each command keeps the life (the process) that it is recorded with.
+    Limits are ignored, and each command keeps the life (the id of a process) in its record.
     """
     tables = engine.tables
     limits, tables.limits = tables.limits, _unlimited(tables.limits)
@@ -78,7 +80,8 @@ def executing_again(engine: "Engine") -> Iterator[None]:
 
 
 def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
-    """Execute an entry of a log in its turn; return whether it was a command that is new here."""
+    """Execute an entry of a log in its turn. Return whether the entry was a command that this store
+    did not have yet."""
     tables = engine.tables
     now = tables.frame.command_number
     if logged.number > now + logged.is_counted:
@@ -129,7 +132,7 @@ def _result(engine: "Engine", logged: Logged) -> Any:
 
 
 def _create_table(engine: "Engine", command: c.CreateTable, logged: Logged) -> TableDescription:
-    """Create a table with the id that it had."""
+    """Create a table with the id that it had at its first creation."""
     storage = engine.storage
     # larger than the logged id if tables that were created then still exist
     before = storage.next_table_id
@@ -145,12 +148,13 @@ _AGAIN: dict[Any, Callable[[Any, Any, Logged], Any]] = {
     c.CreateTable: _create_table,
     c.PutStepRows: lambda engine, command, _: rows.put_step_rows_again(engine, command),
 }
-"""Functions that execute a command again, if its first execution depended on more than the
-command."""
+"""For commands whose first execution depended on more than the command: the function that executes
+the command again."""
 
 
 def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:
-    """Keep the answer of a call; `result` None: the answer is lost, but the call was done."""
+    """Keep the answer of a call. If `result` is None, the answer is lost, but the call was
+    executed."""
     if logged.origin is not None:
         state = replace(context(engine, memory.instance), command=logged.number)
         memory.answers.add(logged.origin, Answer(type(logged.command).__name__, result, state))

@@ -1,7 +1,8 @@
-"""The replication role of a store: leader, standby, or replaced.
+"""The replication role of a store: it is a leader, a standby, or replaced.
 
-An embedded store is always the leader. A server (`embstore_server.replication.following`) sets the
-role here. Commands that write are then refused where they would be lost, and stats show the role.
+An embedded store is always a leader. A server (`embstore_server.replication.following`) sets the
+role here. A store then refuses commands that write if the writes would be lost, and its stats show
+the role.
 """
 
 from time import monotonic
@@ -19,31 +20,32 @@ class ReplicationRole:
 
     def __init__(self, standbys_needed: int = 0) -> None:
         self.leader = ""
-        """The address of the leader that this store follows; empty if it follows none."""
+        """The address of the leader that this store follows; empty if it follows no leader."""
         self.replaced_by = ""
-        """The promotion by which another store has replaced this one; empty if none has."""
+        """The promotion by which another store has replaced this store; empty if no store has."""
         self.asks = ""
-        """The address of the server that this leader has replaced, while this leader asks it
-        whether it has replaced this leader in turn.
+        """The address of a server that this leader has replaced, and that may have replaced this
+        leader in turn. This leader now asks that server.
 
-        This leader takes no writes meanwhile. Empty if it does not ask.
+        This leader takes no writes until the answer arrives. Empty if it does not ask.
         """
         self.is_empty = False
-        """Whether this store is a standby that has not received the first commit of its leader
-        yet."""
+        """Whether this store is a standby that has not yet received the first commit of its
+        leader."""
         self.is_connected = False
         self.reason = ""
-        """Why it is not connected."""
+        """The reason why this standby is not connected to its leader."""
         self.commands_behind = 0
         self.even_at = monotonic()
-        """The last time at which the standby had all commands of its leader, by `monotonic`."""
+        """The last time at which this standby had all commands of its leader; a `monotonic`
+        time."""
         self.commits_taken = 0
         self.standbys_needed = standbys_needed
         self.standbys = 0
-        """The number of connected standbys."""
+        """The number of standbys that are connected to this leader."""
         self.standbys_dropped = 0
         self.writes_waiting = 0
-        """The number of commands that wait for standbys."""
+        """The number of commands that wait for standbys before they are acknowledged."""
 
     @property
     def role(self) -> str:
@@ -52,7 +54,7 @@ class ReplicationRole:
 
     @property
     def seconds_behind(self) -> float:
-        """Seconds since a standby last had all commands of its leader; 0 for a leader."""
+        """Seconds since this standby last had all commands of its leader; 0 for a leader."""
         return max(monotonic() - self.even_at, 0.0) if self.leader else 0.0
 
     def check(self, command: Command[Any]) -> None:
@@ -73,12 +75,12 @@ class ReplicationRole:
 
     @property
     def asking(self) -> str:
-        """The answer that this leader awaits before it takes writes."""
+        """A description of the answer that this leader awaits before it takes writes."""
         return f"{self.asks} is asked whether it has replaced this server"
 
     @property
     def refusal(self) -> str:
-        """Why this store accepts no writes."""
+        """The reason why this store accepts no writes."""
         if self.replaced_by:
             return (
                 f"this server was replaced by {self.replaced_by}: it takes no more writes; send "

@@ -1,8 +1,9 @@
 """Handlers of commands that read and write rows.
 
-The form of a command has been checked (`embstore.checks`). The handlers turn its parts into shares
-of tables, which `reads` and `writes` expect, and check them against the table: rows must have the
-table's width, and arrays in device memory must be in the memory of this device.
+The form of a command has been checked before (`embstore.checks`). A handler turns the parts of the
+command into shares of tables, which `reads` and `writes` expect. It checks each part against its
+table: rows must have the table's width, and arrays in device memory must be in the memory of this
+device.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,7 @@ def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
 def lookup_resident(
     engine: "Engine", commands: Sequence[c.Lookup], outs: Sequence[Out]
 ) -> list[RowsRead] | None:
-    """Return the rows of several lookups with the same `admit`, all executed at once.
+    """Execute several lookups with the same `admit` at once, and return their rows.
 
     None: a row is not in the cache, so the lookups would wait for the disk. Several commands can
     read the same table.
@@ -166,7 +167,8 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
 
 
 def _check_named(engine: "Engine", options: c.UpdateOptions) -> None:
-    """Raise TableNotFoundError if a learning rate names no table, for example a misspelt one."""
+    """Raise TableNotFoundError if a learning rate is given for a name that no table has, for
+    example a misspelt name."""
     for name in options.learning_rates:
         engine.tables.find(name)
 
@@ -194,7 +196,7 @@ def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> Acknowled
 
 
 def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
-    """Set rows; optimizer state starts anew."""
+    """Set weights of rows; the rows' optimizer state starts anew."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         share = _share(engine, command.keys)
@@ -204,7 +206,7 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
 
 
 def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
-    """Delete rows: they are as if they had never been written."""
+    """Delete rows. Afterwards they are as if they had never been written."""
     moved, member = command.moved, command.member
     command = replace(command, moved=False, member=None)  # these fields are not logged
     with _writing_of(engine, member, command, even_paused=moved):
@@ -219,7 +221,7 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
 
 
 def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
-    """Delete all rows of a table: they are as if they had never been written."""
+    """Delete all rows of a table. Afterwards they are as if they had never been written."""
     member, command = command.member, replace(command, member=None)  # this field is not logged
     with _writing_of(engine, member, command):
         table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns
@@ -251,7 +253,8 @@ def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdat
 def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> AcknowledgedUpdate:
     """Set weights and state of rows of a session's tables; the session is their only writer.
 
-    All announced steps must be finished before: their rows may have been sent early.
+    All announced steps must be finished before this command, because their rows may have been sent
+    early.
     """
     with _writing_of(engine, command.member, command):
         session = engine.sessions.check_may_put(command.member)
@@ -259,7 +262,7 @@ def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> Acknowle
 
 
 def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> AcknowledgedUpdate:
-    """Repeat a PutStepRows from the command log; its session no longer exists."""
+    """Execute a PutStepRows from the command log again; its session no longer exists."""
     with engine.tables.writing(command):
         return _put_tables(engine, command, engine.tables.find, "")
 
@@ -268,8 +271,9 @@ def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> Acknowledge
 def _writing_of(
     engine: "Engine", member: str | None, command: c.Command[Any], *, even_paused: bool = False
 ) -> Iterator[None]:
-    """Run a command that writes, of a session's member if there is one. The session's resume
-    position has the command's number, so that its rows do not count as those of another client."""
+    """Run a command that writes, from a member of a session if `member` is given. The session's
+    resume position then gets the command's number, so that the written rows do not count as written
+    by another client."""
     tables = engine.tables
     with tables.frame.turn():
         place = None if member is None else engine.sessions.place_of(member)
@@ -303,8 +307,8 @@ def _acknowledged(
 
 
 def _share(engine: "Engine", part: c.TableKeys | c.PooledKeys) -> Share:
-    """Return the share of a table for keys, which must be in the memory of the host or of this
-    device."""
+    """Return a table's share of a command for keys, which must be in the memory of the host or of
+    this device."""
     table = engine.tables.find(part.table, part.table_id)
     return Share(table, keys_of(table, part.keys))
 
@@ -317,7 +321,8 @@ def _bag_share(engine: "Engine", part: c.PooledGradients) -> Share:
 
 
 def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: int) -> Put:
-    """Return rows of one table that were trained elsewhere, checked against the table."""
+    """Return rows of one table that were trained elsewhere, after checking them against the
+    table."""
     if add_t > T_MAX - table.t:
         raise refusal(table.name, f"add_t of at most {T_MAX - table.t}", add_t)
     count, state_dim = len(keys), table.config.state_dim

@@ -1,9 +1,10 @@
-"""The memory of open scans and its bounds, for all scans and for the scans of one owner.
+"""The memory of open scans, and the bounds of this memory: for all scans, and for the scans of one
+owner.
 
 A scan is registered as a `ScanPlace` from the beginning of its opening to its end. The bytes that
-it needs are counted there before they are allocated. An owner (`embstore.tables.owners`) that has
-only one scan always gets its bytes, however large the table is: scans of other owners cannot
-prevent it.
+the scan needs are counted in this registration before they are allocated. If an owner
+(`embstore.tables.owners`) has only one scan, this scan always gets its bytes, however large the
+table is: scans of other owners cannot prevent this.
 """
 
 import threading
@@ -31,14 +32,15 @@ class ScanPlaces:
     def __init__(self, bytes_max: int) -> None:
         self.owner_scans_max: Callable[[str], int | None] = lambda _: None
         self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """How many scans, and how many bytes for scans, one owner can have; None: no bound of its
-        own."""
+        """Maximum number of scans of one owner, and maximum bytes of its scans; None: only the
+        bounds for all owners hold."""
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._taken: set[ScanPlace] = set()
 
     def used(self, owner: str | None = None) -> tuple[int, int]:
-        """Return the number of scans of all owners, or of one owner, and their bytes."""
+        """Return the number of scans, and the bytes of these scans, of all owners or of one
+        owner."""
         with self._lock:
             own = self._of(owner, None)
         return len(own), sum(place.bytes for place in own)
@@ -50,7 +52,7 @@ class ScanPlaces:
     def take(self, scan: str, replaced: ScanPlace | None) -> ScanPlace:
         """Register a new scan, and return its registration.
 
-        `replaced` is the registration of a scan that will end, so it does not count.
+        `replaced` is the registration of a scan that will end, so this registration does not count.
 
         Raises CapacityError if there are too many scans.
         """
@@ -68,7 +70,8 @@ class ScanPlaces:
         return place
 
     def reserve(self, place: ScanPlace, replaced: ScanPlace | None, more: int) -> None:
-        """Count bytes that a scan will need. Raises CapacityError if they exceed a bound."""
+        """Count more bytes that a scan will need. Raises CapacityError if the bytes exceed a
+        bound."""
         with self._lock:
             own = self._of(place.owner, replaced)
             if len(own) > 1:
@@ -79,7 +82,7 @@ class ScanPlaces:
             place.bytes += more
 
     def leave(self, places: Iterable[ScanPlace]) -> None:
-        """Remove registrations; it is no error if they were removed before."""
+        """Remove registrations. It is no error if some of them were removed before."""
         with self._lock:
             self._taken.difference_update(places)
 

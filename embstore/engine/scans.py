@@ -1,17 +1,19 @@
-"""Scans of a running store: a table's written rows by ascending key, all as of one command.
+"""Scans of a running store. A scan reads a table's written rows by ascending key, all as of one
+command.
 
-A scan is a snapshot of a commit (`embstore.storage.snapshot`): of a kept checkpoint, or, without a
-label, of a commit that is made for the scan, in pieces like the store's own commits (commits.py).
-Later commands, merges and drops do not change it, and it delays no call. Its pages are read in the
-caller's thread, without the engine.
+A scan is a snapshot of a commit (`embstore.storage.snapshot`). The commit is that of a kept
+checkpoint, or, if no label is given, a commit that is made for the scan, in pieces like the store's
+own commits (commits.py). Later commands, merges and drops do not change the scan, and the scan
+delays no call. Its pages are read in the caller's thread, without the engine.
 
 Rejected: a copy-on-write snapshot of the head, as a digest uses (row_snapshot.py). Each page would
-need the engine, and the copies would grow for as long as a client takes to read. The rows would
+need the engine, and the copies would grow until the client has read all pages. The rows would
 belong to no commit, so that they could not be read again.
 
 **The end.** A client closes its scan. A scan that is not read for IDLE_S is ended by the next
-command that writes, or by the next scan. Until then it can occupy the space of files that merges
-have replaced. A restore ends all scans, because the commands that they show have been undone.
+command that writes, or by the next scan. Until a scan ends, it can occupy the space of files that
+merges have replaced. A restore ends all scans, because the commands that they show have been
+undone.
 """
 
 import threading
@@ -46,11 +48,12 @@ from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 IDLE_S = 600.0
-"""Seconds without a read after which a scan is ended: far longer than a client needs for a page."""
+"""Seconds without a read after which a scan is ended. A client needs far less time for a page."""
 _KEY_BYTES = 8
 
 Out = Callable[[Sequence[str], Sequence[tuple[int, int]], Sequence[Any]], Sequence[Rows]]
-"""Makes the arrays for rows of these shapes, in a message that contains other arrays, too."""
+"""A function that makes arrays for rows of the given shapes, in a message that also contains other
+arrays."""
 
 
 @dataclass
@@ -79,24 +82,25 @@ class Scans:
         """On a shard: the function that selects the keys of a table that are in the shard's
         partitions.
 
-        Rows of other keys were moved away, or are arriving; a scan leaves them out.
+        Rows of other keys were moved away, or are being moved to this shard; a scan leaves these
+        rows out.
         """
-        self._openings = 0  # openings so far; each opening takes its number with its snapshot
-        self._ended_at = 0  # all scans up to this opening have ended
+        self._openings = 0  # openings so far; an opening gets its number together with its snapshot
+        self._ended_at = 0  # all scans up to the opening of this number have ended
 
     def __len__(self) -> int:
         return len(self._open)
 
     def open(self, command: c.OpenScan, progress: Progress | None = None) -> ScanFacts:
-        """Open a scan; an open scan of the same name is ended.
+        """Open a scan. An open scan of the same name is ended.
 
         Raises
         ------
-        TableNotFoundError : there is no such table, or it did not exist at one of the checkpoints.
+        TableNotFoundError : the table does not exist, or did not exist at one of the checkpoints.
         CheckpointNotFoundError : a label is not kept.
         InvalidArgumentError : `since` is newer than the scanned state.
-        CapacityError : too many scans are open, or they need too much memory; or a commit has no
-            space.
+        CapacityError : too many scans are open, or the scans need too much memory, or there is no
+            space for a commit.
         StoreClosedError : the store was closed meanwhile.
         Exception : an error of `progress`.
         """
@@ -173,8 +177,8 @@ class Scans:
     def _wanted(
         self, config: TableConfig, *, moved: bool
     ) -> Callable[[Keys], NDArray[np.bool_]] | None:
-        """Return the function that selects a scan's keys of a table; None: the scan has all
-        keys."""
+        """Return the function that selects those keys of a table that a scan reads; None: it reads
+        all keys."""
         owns = self.owns
         if moved:
             return lambda keys: ~owns(config, keys) if owns else np.zeros(len(keys), np.bool_)
@@ -185,7 +189,7 @@ class Scans:
 
         Raises
         ------
-        SessionExpiredError : there is no such scan, or it has ended.
+        SessionExpiredError : the scan does not exist, or has ended.
         InvalidArgumentError : the page is too large.
         CorruptTableError : a record is damaged.
         """
@@ -207,7 +211,8 @@ class Scans:
         return ScannedRows(keys, found[0], found[1] if len(found) > 1 else None, after)
 
     def _page(self, scan: _Scan, command: c.ReadScan) -> tuple[Keys, list[Rows]]:
-        """Return the row keys of a page, their weights, and their state if it was requested."""
+        """Return the row keys of a page, the rows' weights, and, if it was requested, the rows'
+        state."""
         config, snapshot = scan.config, scan.snapshot
         if command.deleted:
             row_keys = snapshot.deleted_from(command.low, command.rows)
@@ -219,7 +224,7 @@ class Scans:
         return located.keys, [whole[:, low:high] for low, high in pairwise(ends)]
 
     def reply_bytes(self, command: c.ReadScan) -> int:
-        """Return an upper bound for the bytes of a page. Raises as `read`."""
+        """Return an upper bound for the bytes of a page. Raises the errors of `read`."""
         scan = self._found(command)
         if command.deleted:
             return min(command.rows, scan.deleted) * _KEY_BYTES

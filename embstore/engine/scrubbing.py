@@ -2,9 +2,9 @@
 
 Damage of a record that is never looked up could stay unnoticed for months, until the backups that
 contain the record are deleted. The thread reads the catalogue's files in pieces of some megabytes,
-at a rate that costs little; stats and log report damage. It needs no engine: these files never
-change, and a file that a merge has removed meanwhile is skipped. The files' pages do not stay in
-memory.
+at a rate that costs little. The stats and the server's messages report damage. The thread does not
+need the engine: these files never change, and a file that a merge has removed meanwhile is skipped.
+The files' pages do not stay in memory.
 """
 
 import threading
@@ -19,21 +19,23 @@ from embstore.storage.storage import Storage
 from embstore.storage.verify import affected_by, entries_of
 
 PASS_S = 3600.0
-"""Seconds between the end of a pass and the next pass: a small store needs no more."""
+"""Seconds between the end of a pass and the next pass; a small store need not be checked more
+often."""
 
 
 @dataclass
 class Scrubbed:
-    """The findings up to now. One thread writes them, any thread reads them."""
+    """The findings so far. One thread writes them; any thread can read them."""
 
     rows: int = 0
     passes: int = 0
     ended_at: float | None = None
-    """The end of the last pass, by `monotonic`; None: no pass has ended."""
+    """The end of the last pass, a `monotonic` time; None: no pass has ended."""
     problems: dict[str, list[str]] = field(default_factory=dict)
-    """By path, the problems that were found when a file of the catalogue was last read."""
+    """The problems of each file of the catalogue, by path, as of the last reading of the file."""
     after_problem: Callable[[list[str]], None] = lambda found: None
-    """Called with the problems of a file, in the scrubbing thread; a server logs them."""
+    """A function that is called with the problems of a file, in the scrubbing thread; a server logs
+    the problems."""
 
 
 class Scrubber:
@@ -76,7 +78,7 @@ class Scrubber:
         self._stopping.set()
 
     def join_threads(self) -> None:
-        """Wait for the end of the thread, and close the file that it was reading."""
+        """Wait for the end of the thread, and close the file that the thread was reading."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._work.close()
@@ -93,7 +95,7 @@ def _run(ref: "weakref.ref[Scrubber]", stopping: threading.Event) -> None:
 def _passes(storage: Storage, found: Scrubbed) -> Generator[int | None]:
     """Yield the bytes of each piece, and None at the end of a pass.
 
-    The generator refers to no scrubber, which would otherwise keep itself alive.
+    The generator does not refer to the scrubber, because the scrubber would then keep itself alive.
     """
     while True:
         catalogue = storage.catalogue  # replaced as a whole

@@ -1,13 +1,14 @@
-"""A store as a shard of a cluster: its map, the pause of its writes, rows that are moved.
+"""A store as a shard of a cluster: the shard's map, pauses of its writes, and rows that are moved.
 
 A store's place among the shards is durable before it is acknowledged (`embstore.storage.shard`).
-While writes are paused, the frame refuses every command that writes when the command's turn comes.
-Therefore no write is applied after the answer to the pause, not even one that was queued before.
+During a pause, the frame refuses every command that writes when the command's turn comes. Therefore
+no write is applied after the answer to the pause, not even a write that was queued before.
 
-**Commands by a map.** A command that was split by a map is executed if the shard's map splits it in
-the same way; the check happens in the same turn. Otherwise it is refused, and its sender fetches
-the newest map. A session's commands are split by the map with which its ranks have joined: the
-session ends with that map.
+**Commands by a map.** The sender of a command splits the command by the map that the sender has. A
+shard executes the command if the shard's own map splits it in the same way, which is checked in the
+same turn. Otherwise the shard refuses the command, and the sender fetches the newest map. The
+commands of a session are split by the map with which the session's ranks have joined; the session
+ends when that map is replaced.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
-    """Make a store this shard, or no shard, from now on. Inside a call, or before the first one."""
+    """Make a store the shard `place`, or, if it is None, no shard. Call this inside a call of the
+    store, or before the first call."""
     engine.shard = place
     engine.scans.owns = None if place is None else place.owns
     engine.tables.frame.pause("" if place is None else place.refusal)
@@ -65,11 +67,12 @@ def check_version(engine: "Engine", version: int) -> None:
 def by_map(
     engine: "Engine", command: c.Command[Any], version: int, begin: Callable[[], Any]
 ) -> Any:
-    """Begin a command that its sender split by version `version` of the cluster's map.
+    """Begin a command that its sender has split by version `version` of the cluster's map.
 
-    Raises MovedError if the shard's map splits it in another way; nothing has changed then.
+    Raises MovedError if the shard's map splits the command in another way; in that case nothing has
+    changed.
     """
-    if Trait.JOINS in command.traits:  # takes no turn, so the version is checked again afterwards
+    if Trait.JOINS in command.traits:  # takes no turn: the version is checked again afterwards
         check_version(engine, version)
         joined = begin()
         try:
@@ -92,7 +95,7 @@ def by_map(
 
 
 def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
-    """Use the next map, once it is on the disk."""
+    """Write the next map to the disk, and use it from then on."""
     tables, place = engine.tables, _place_of(engine)
     with tables.reading():
         commit = engine.storage.catalogue.head.commit
@@ -114,13 +117,14 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
 
 def _end_sessions(engine: "Engine") -> None:
     for name in engine.sessions.names():
-        with suppress(SessionExpiredError):  # it has ended meanwhile
+        with suppress(SessionExpiredError):  # it may have ended meanwhile
             engine.sessions.end(name, by="another map of the cluster")
     engine.scans.end_all()
 
 
 def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
-    """Give a shard without a partition the position of the other shards. Inside a call."""
+    """Bring a shard without partitions to the position of the other shards. The caller has the
+    engine."""
     own, tables, storage = _place_of(engine), engine.tables, engine.storage
     if own.partitions or place.partitions:
         raise InvalidArgumentError(
@@ -128,7 +132,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
             "are"
         )
     engine.sessions.release_ended()
-    before = list(tables.by_id.values())  # of an earlier try, or of a shard that has left
+    before = list(tables.by_id.values())  # from an earlier try, or when the shard was in use before
     tables.check_unheld("give it the tables of a cluster", before)
     storage.begin_change()
     engine.hot_pins.release_tables(before, are_dropped=True)
@@ -155,14 +159,14 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
 
 
 def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
-    """Refuse writes from now on, and return the store's position."""
+    """Pause the shard's writes, and return the store's position."""
     with engine.tables.reading():
         place, frame = _place_of(engine).paused(command.by), engine.tables.frame
         if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
             raise WritesPausedError(frame.lease.why)
         if command.lease_ms:
             ends = monotonic() + command.lease_ms / 1000
-            be(engine, engine.shard)  # nothing passes, except commands up to `until`
+            be(engine, engine.shard)  # commands up to `until` pass, and no others
             frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)
@@ -172,10 +176,11 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
 
 
 def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> bool:
-    """Return whether a writing command must still be applied to reach a barrier. Inside a call.
+    """Return whether a command that writes must still be applied so that this store reaches a
+    barrier. The caller has the engine.
 
-    A step of a session is compared by its number; another command is applied as long as a table
-    lacks updates.
+    A step of a session must be applied if its number is not after the barrier. Any other command
+    must be applied as long as a table lacks updates.
     """
     if place is not None:
         return any(
@@ -202,7 +207,7 @@ def _become(engine: "Engine", place: ShardPlace) -> None:
 
 
 def barrier(engine: "Engine") -> Barrier:
-    """Return a store's position. Inside a call."""
+    """Return a store's position. The caller has the engine."""
     tables = engine.tables
     return Barrier(
         tables.frame.command_number,
@@ -219,9 +224,10 @@ def barrier(engine: "Engine") -> Barrier:
 
 
 def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
-    """Raise InvalidArgumentError if a row that is moved here is in a partition of this shard.
+    """Raise InvalidArgumentError if one of `keys`, whose rows are moved to this shard, is in a
+    partition that this shard owns.
 
-    Inside a call.
+    The caller has the engine.
     """
     place = _place_of(engine)
     own = np.flatnonzero(place.owns(table.config, np.asarray(keys)))

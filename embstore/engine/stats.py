@@ -1,9 +1,10 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of an open store as one document: `Store.stats()`. Made on the engine, in its turn.
+"""The stats of an open store as one document: `Store.stats()`. The engine makes it in the command's
+turn.
 
-REST returns the same document with the server's own stats; metrics and `embstore stats` are made
-from it. Resident and dirty rows are counted in one pass over the slots of each level of a pool, for
-all of its tables: a pass per table would stall training at every request.
+REST returns the same document, together with the server's own stats; metrics and `embstore stats`
+are made from it. One pass over the slots of each level of a pool counts the resident and dirty rows
+of all tables in the pool: a pass per table would stall training at every request.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class CountedLevel(NamedTuple):
-    """Resident and dirty rows of one level of a pool, by table id."""
+    """The numbers of resident and dirty rows of one level of a pool, by table id."""
 
     resident: dict[int, int]
     dirty: dict[int, int]
@@ -73,13 +74,13 @@ class CountedPool(NamedTuple):
 
     @property
     def resident(self) -> tuple[int, int]:
-        """Resident rows of both levels, and of level two alone."""
+        """Numbers of resident rows: of both levels together, and of level two alone."""
         two = self.host.resident_count if self.host else 0
         return self.pool.slots.resident_count + two, two
 
     @property
     def dirty(self) -> tuple[int, int]:
-        """Dirty rows of both levels, and of level two alone."""
+        """Numbers of dirty rows: of both levels together, and of level two alone."""
         one, two = (sum(level.dirty.values()) for level in self.levels)
         return one + two, two
 
@@ -92,24 +93,24 @@ class CountedTable(NamedTuple):
 
     @property
     def resident(self) -> tuple[int, int]:
-        """Resident rows of both levels, and of level two alone."""
+        """Numbers of resident rows: of both levels together, and of level two alone."""
         one, two = (level.resident.get(self.state.table_id, 0) for level in self.levels)
         return one + two, two
 
     @property
     def dirty(self) -> tuple[int, int]:
-        """Dirty rows of both levels, and of level two alone."""
+        """Numbers of dirty rows: of both levels together, and of level two alone."""
         one, two = (level.dirty.get(self.state.table_id, 0) for level in self.levels)
         return one + two, two
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row in the cache."""
+        """Bytes of a row in the cache."""
         return self.state.pool.layout.row_bytes
 
     @property
     def missed_rows(self) -> int:
-        """Rows that lookups have read into the cache."""
+        """Number of rows that lookups have read into the cache."""
         return self.state.pool.residency.missed_rows[self.state.number]
 
 
@@ -177,9 +178,10 @@ class PoolStats:
 
 @dataclass
 class SplitStats:
-    """One pool's part of the cache, as last decided by the estimated misses of its lookups.
+    """One pool's part of the cache, as it was last decided from the estimated misses of the pool's
+    lookups.
 
-    Values are 0 if nothing was decided since the last change of the pools or of the cache's size.
+    Values are 0 if no part was decided since the last change of the pools or of the cache's size.
     """
 
     dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)
@@ -252,7 +254,7 @@ class CacheStats:
 
 @dataclass
 class CommandLogStats:
-    """The log of the commands that no commit contains yet."""
+    """The command log, which has the commands that no commit contains yet."""
 
     durability: str = text(
         "What survives a crash: the last commit, all but the last moments, or every command.",
@@ -344,15 +346,15 @@ def table_stats(table: "TableState") -> dict[str, Any]:
 
 
 def _counted_tables(tables: "Tables") -> dict[str, CountedTable]:
-    """Return all tables by name, with the rows of their pools."""
+    """Return all tables by name, with the counted rows of their pools."""
     levels = {id(pool): CountedPool.of(pool).levels for pool in tables.pools.values()}
     return {t.name: CountedTable(t, levels[id(t.pool)]) for t in tables.by_id.values()}
 
 
 def _rows_of(slots: "PoolSlots") -> CountedLevel:
-    """Return the number of resident rows of each table id, and of dirty rows."""
+    """Return the number of resident rows, and the number of dirty rows, of each table id."""
     here = slots.contents()
-    ids = slots.row_keys.table_ids(here.keys)  # -1 where the slot is free
+    ids = slots.row_keys.table_ids(here.keys)  # -1 if the slot is free
     return CountedLevel(_counts_of(ids[ids >= 0]), _counts_of(ids[here.dirty]))
 
 

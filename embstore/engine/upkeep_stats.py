@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of commits, backups, scans, scrubbing and standbys, each read from its source.
+"""The stats of commits, backups, scans, scrubbing and standbys. Each value is read from its source.
 
-They are in a module of their own so that showing them loads no compiled kernel.
+They are in a separate module, so that a program that shows them loads no compiled kernel.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SCRUB_ERRORS_MAX = 100
 
 @dataclass
 class BackupStats:
-    """Backups since the store was opened, and the running one."""
+    """Backups since the store was opened, and the running backup."""
 
     backups: int = counter("Backups that were made.", lambda b: b.count)
     backup_running: bool = flag("A backup is being made.", lambda b: b.is_running)
@@ -121,7 +121,7 @@ class ReplicationStats:
 
 @dataclass
 class ShardStats:
-    """The shard of a cluster that the store is; without values if it is no shard."""
+    """The store's shard of a cluster; without values if the store is no shard."""
 
     cluster: str | None = text(
         "The cluster's own name.", lambda s: None if s is None else s.shard_map.cluster

@@ -1,30 +1,33 @@
 """Write-back: dirty rows are logged in the background, and their number is bounded.
 
-If level two is full, a row can leave it only when the log contains the row; and a clean stop logs
-all dirty rows. Therefore dirty bytes have a **ceiling**:
+If level two is full, a row can leave level two only after the row has been logged; and a clean stop
+logs all dirty rows. Therefore dirty bytes have a **ceiling**:
 
     above 3/4 of it   the thread of commits logs dirty rows slice by slice: rows of level two
                       first, from the slot where it stopped the last time
     at 1/2            the thread stops, and syncs the log
-    above it          a command that writes first logs, in its own turn, about twice the bytes that
-                      the command before made dirty: each call becomes a little slower, and dirty
+    above it          before each command that writes, the store logs about twice the bytes that the
+                      previous command made dirty: each call becomes a little slower, and dirty
                       bytes exceed the ceiling by about one command's changes
 
-The writer also begins when rows move down to level two faster than they return to level one, so
-that soon all victims there would be dirty. It continues until three quarters of level two are free
-or clean. Then calls themselves log nothing. If both levels together have space for all rows, rows
-return as often as they move down, and the writer has nothing to do. If merges lag, the writer waits
-for them as calls do (`Merges.delay_s`); dirty rows then reach the ceiling, and calls become slower.
+The writer (the thread of commits) also begins when rows move down to level two faster than they
+return to level one, so that soon all victims in level two would be dirty. It continues until three
+quarters of level two are free or clean. Calls themselves then log nothing. If both levels together
+have space for all rows, rows return as often as they move down, and the writer has nothing to do.
+If merges lag, the writer waits for them as calls do (`Merges.delay_s`); dirty rows then reach the
+ceiling, and calls become slower.
 
-**The default** ceiling counts the rows of level two alone. It is the number of bytes that storage
-writes in SECONDS, as measured in slices and syncs. Rows of level one do not count: if a table fits
-there, all of it is dirty and stays; its rows are changed again and again, and would be logged each
-time. Commits and checkpoints log them. Therefore a store of one level has no ceiling unless one is
-given (`dirty_bytes`); a given ceiling counts the rows of both levels.
+**The default** ceiling counts the rows of level two alone. The default is the number of bytes that
+storage writes in SECONDS, as measured in slices and syncs. Rows of level one do not count: if a
+table fits into level one, all of its rows stay there and are dirty; they are changed again and
+again, and would be logged each time. Commits and checkpoints log the rows of level one. Therefore a
+store with one level has no ceiling unless `dirty_bytes` is given; a given ceiling counts the rows
+of both levels.
 
-Rejected: a ceiling for level one by default. On a CPU with 100,000 resident rows, and a ceiling of
-half of them, 1,500 updates of 4,096 random rows each logged 50 times the bytes of the rows, where a
-commit logs them once; the median update took at least 2.4 times as long.
+Rejected: a ceiling for level one by default. In a measurement on a CPU, 100,000 rows were resident,
+and the ceiling was half of their bytes. During 1,500 updates, each of 4,096 random rows, 50 times
+the bytes of all rows were logged, but a commit logs them once; the median update took at least 2.4
+times as long.
 """
 
 from contextlib import suppress
@@ -37,11 +40,13 @@ from embstore.errors import EmbstoreError
 from embstore.tables.tables import Tables
 
 SECONDS = 30
-"""The default ceiling, as seconds of writing."""
+"""Number of seconds of writing that the default ceiling allows."""
 _RATE, _RATE_LEAST = 256 << 20, 32 << 20
-"""Bytes per second: the value before the first measurement, and the least measured value used."""
+"""Bytes per second that storage writes: the value before the first measurement, and the lowest
+value that is used."""
 _MEASURED_BYTES = 64 << 20
-"""Least bytes per measurement: with fewer the fixed costs of a sync would dominate."""
+"""Least number of bytes per measurement: with fewer bytes, the fixed costs of a sync would
+dominate."""
 _HIGH, _LOW = 3 / 4, 1 / 2
 _CALLS, _DIRTY = 4, 1 / 4
 _SPARSE = 4
@@ -59,18 +64,20 @@ class WriteBack:
         has_levels = tables.host_arena is not None
         self.is_on = (has_levels or dirty_bytes is not None) and not tables.storage.read_only
         self.bytes_per_s: float = _RATE
-        """Bytes per second that storage writes, syncs included."""
+        """Number of bytes per second that storage writes, syncs included."""
         self.owed_bytes = 0
-        """Bytes that the last command made dirty, if dirty bytes are above the ceiling."""
+        """Number of bytes that the last command made dirty, if dirty bytes are above the
+        ceiling."""
         self.written_bytes = 0
-        """Bytes that the background writer or calls logged because of the ceiling."""
+        """Number of bytes that the background writer and calls have logged because of the
+        ceiling."""
         self.waited_s = 0.0
         self._tables = tables
         self._given = dirty_bytes
         self._sunk = 0  # `_sunk_bytes` when the writer stopped the last time
         self._seen = 0  # dirty bytes after the last command
         self._left: list[tuple[Pool, int]] = []  # levels that this round has not finished
-        self._at: Place | None = None  # place in the last of these levels; None: its begin
+        self._at: Place | None = None  # place in the last of these levels; None: its first slot
         self._measured = 0, 0.0  # bytes that were logged, and the seconds for them
 
     # Dirty bytes. Any thread
@@ -109,7 +116,7 @@ class WriteBack:
 
     @property
     def _is_level_two_short(self) -> bool:
-        """Whether after a few more calls all victims in level two could be dirty."""
+        """Whether all victims in level two could be dirty after a few more calls."""
         if self._tables.host_arena is None:
             return False
         return _CALLS * (self._sunk_bytes - self._sunk) > self._room_bytes - self._filled_bytes
@@ -122,9 +129,10 @@ class WriteBack:
 
     @property
     def _room_bytes(self) -> int:
-        """Bytes of rows that level two can hold.
+        """Number of bytes of rows that level two can contain.
 
-        This is its budget, bounded by the space in level one for their keys and scores.
+        This is the budget of level two, but at most as many bytes as there is space in level one
+        for the keys and scores of these rows.
         """
         arena = self._tables.host_arena
         limit = sum(p.slots_below * p.layout.row_bytes for p in list(self._tables.pools.values()))
@@ -151,10 +159,11 @@ class WriteBack:
         pools = list(self._tables.pools.values())
         return sum(p.writer.dirty_rows(level) * p.layout.record_bytes for p in pools)
 
-    # With the engine, but for `pay`
+    # Call with the engine, except `pay`
 
     def note(self) -> bool:
-        """Note the bytes that a command made dirty; return whether the writer should begin."""
+        """Record the number of bytes that a command made dirty; return whether the writer should
+        begin."""
         if not self.is_on:
             return False
         seen, self._seen = self._seen, self.dirty_bytes
@@ -163,14 +172,14 @@ class WriteBack:
         return self.is_due
 
     def end_run(self) -> None:
-        """Note that the writer stops."""
+        """Record that the writer stops."""
         self._sunk = self._sunk_bytes
 
     def pay(self) -> None:
-        """Log about twice the bytes owed, or until dirty bytes are below the ceiling.
+        """Log about twice `owed_bytes`, or fewer bytes if dirty bytes are then below the ceiling.
 
-        This happens before a command, as a call of its own. Rows for which the log has no space
-        stay dirty.
+        This is done before a command, as a separate call. Rows for which the log has no space stay
+        dirty.
         """
         began, written = monotonic(), 0
         wanted, self.owed_bytes = 2 * self.owed_bytes, 0
@@ -184,7 +193,8 @@ class WriteBack:
         self.waited_s += monotonic() - began
 
     def write(self) -> int:
-        """Log one slice of dirty rows, from the end of the last slice; return the number of bytes.
+        """Log one slice of dirty rows, which begins at the end of the last slice; return the number
+        of logged bytes.
 
         Raises
         ------
@@ -207,7 +217,8 @@ class WriteBack:
         self._at = None
 
     def _begin_round(self) -> bool:
-        """Begin again with the first slots; slots of level two come first."""
+        """Begin a round again at the first slots, with the slots of level two before those of level
+        one."""
         pools = list(self._tables.pools.values())
         levels = [0] if self._tables.host_arena is None else [0, 1]
         counted = levels if self._given is not None else [1]
@@ -215,7 +226,7 @@ class WriteBack:
         return bool(self._left)
 
     def flush(self, pool: Pool, at: Place, table_id: int | None = None) -> tuple[Place | None, int]:
-        """Call `PoolWriter.flush_range`, and measure its time."""
+        """Call `PoolWriter.flush_range`, and measure the time of that call."""
         began = monotonic()
         after, rows = pool.writer.flush_range(at, table_id)
         self._measure(rows * pool.layout.record_bytes, monotonic() - began)
@@ -224,7 +235,7 @@ class WriteBack:
     # Measured
 
     def synced(self, seconds: float) -> None:
-        """Note the time of a sync of logged rows."""
+        """Record the time that a sync of logged rows took."""
         self._measure(0, seconds)
         written, took = self._measured
         if written >= _MEASURED_BYTES:

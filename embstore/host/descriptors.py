@@ -1,9 +1,10 @@
-"""File descriptors: as many as the system grants, and some that only storage can use.
+"""File descriptors: the process gets as many as the system grants, and reserves some for storage.
 
-A process that serves has a descriptor per connection, and a client that connects often enough uses
-them up. The store must still be able to open files then: half a commit fails the store, and
-everything acknowledged since the last commit is lost. Therefore some descriptors are kept open
-without a use, and one of them is closed when the store needs a descriptor and finds no other.
+A server process has a descriptor per connection, so a client that connects often enough uses all
+descriptors up. The store must still be able to open files: an interrupted commit would fail the
+store, and all commands acknowledged since the last commit would be lost. Therefore some descriptors
+are kept open without a use. When the store needs a descriptor and there is no other, one of the
+reserved descriptors is closed.
 """
 
 import errno
@@ -31,11 +32,10 @@ class Spare:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()  # another thread may have held it
+        self._lock = threading.Lock()  # another thread may have held the lock
 
     def begin(self) -> None:
-        """Reserve descriptors from now on, until each user that has called `begin` has called
-        `end`."""
+        """Reserve descriptors until each user that has called `begin` has also called `end`."""
         with self._lock:
             self._users += 1
         self.fill()
@@ -48,7 +48,7 @@ class Spare:
                 os.close(self._kept.pop())
 
     def fill(self) -> None:
-        """Reserve descriptors up to the count, as far as the system has any."""
+        """Reserve descriptors until `count` are reserved, as far as the system grants them."""
         with self._lock, suppress(OSError):
             while self._users and len(self._kept) < self._count:
                 self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -56,8 +56,8 @@ class Spare:
     def having(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which opens one file.
 
-        If the process has no other descriptor, a reserved one is released for it; without one
-        `work` raises OSError.
+        If the process has no other descriptor, a reserved descriptor is released for `work`. If
+        there is no reserved descriptor either, `work` raises OSError.
         """
         while True:
             try:
@@ -75,11 +75,12 @@ class Spare:
 
 
 SPARE = Spare(32)
-"""The reserve of this process. A commit, a merge and a segment of each log open a dozen files."""
+"""The reserved descriptors of this process. A commit, a merge and a segment of each log open a
+dozen files."""
 
 
 def raise_limit() -> int:
-    """Raise this process's limit of descriptors as far as allowed, and return the limit."""
+    """Raise this process's limit of descriptors as far as the system allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:

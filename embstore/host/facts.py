@@ -1,7 +1,7 @@
 """Facts about the host: its processor, and the memory that this process can use.
 
-A container's memory is limited by control groups, of version 1 or 2. A process is in one group, and
-each group above it has a limit as well; a container can see its own group as the root.
+Control groups, of version 1 or 2, limit the memory of a container. A process is in one group, and
+each group above that group has a limit as well. A container can see its own group as the root.
 """
 
 import os
@@ -12,23 +12,25 @@ from pathlib import Path
 from typing import Any
 
 THREADS_MAX = 256
-"""Most threads that a user can set: the system may have no memory for the stacks of more."""
+"""Maximum number of threads that a user can set: the system may have no memory for the stacks of
+more threads."""
 HOST_PARTS = 4
-"""By default level two of a GPU's cache takes one part in this many of the host's free memory: the
+"""By default, level two of a GPU's cache takes the host's free memory divided by this number: the
 trainer, the page cache and storage's indexes need the rest."""
 _ROOT = Path("/")
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For versions 2 and 1: the files of limit and use, and the line of memory.stat with page cache
-that can be dropped."""
+"""For versions 2 and 1 of control groups: the file with the limit, the file with the use, and the
+line of memory.stat with the page cache that can be dropped."""
 
 
 def host_facts() -> dict[str, Any]:
     """Return the processor's model, and memory in bytes.
 
-    Memory is the whole that the process can use (a container can be limited), and its free part.
+    `memory_bytes` is the whole memory that the process can use (a container can be limited), and
+    `memory_free_bytes` its free part.
     """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_least(limit) for limit, _, _ in _GROUP_FILES]
@@ -42,7 +44,7 @@ def host_facts() -> dict[str, Any]:
 def free_bytes(root: Path = _ROOT) -> int:
     """Return the bytes of memory that this process can still allocate without swapping.
 
-    This is the system's MemAvailable, or less if a control group leaves less.
+    This is the system's MemAvailable, or less if a control group has less memory left.
     """
     free = _sizes(root / "proc/meminfo").get("MemAvailable:")
     if free is None:
@@ -73,13 +75,13 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _least(name: str, root: Path = _ROOT) -> int:
-    """Return the least limit that files of this name contain, over all control groups."""
+    """Return the lowest limit in the files of this name, over all control groups."""
     limits = (_number(group / name) for group in _groups(root))
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None: there is no file, or it contains "max"."""
+    """Return the number in a file; None: the file does not exist, or contains "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

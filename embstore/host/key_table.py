@@ -3,7 +3,8 @@
     table[place] = (key, value), or (anything, 0): the place is free
 
 The place of a key is found by linear probing from its home place. The size of the table is a power
-of two, and it is never full. Any int64 can be a key. No device has a twin of these loops.
+of two, and the table is never full. Any int64 can be a key. These loops exist for the host only,
+not for devices.
 """
 
 import numpy as np
@@ -26,9 +27,9 @@ def lower(table: Int64Rows, limit: Int, amount: Int) -> int:
     """Free the places of values up to `limit`, and subtract `amount` from the other values.
 
     Returns the number of entries that stay. The loop begins at a free place and goes once around
-    the table. It takes each entry out and enters it again. All places between the home place of the
-    entry and its old place have been visited by then, so the entry lands in one of these places,
-    and no entry moves to a place that the loop has yet to visit.
+    the table. It takes each entry out and enters the entry again. All places from the entry's home
+    place to its old place have been visited by then, so the entry is put into one of these places.
+    Therefore no entry moves to a place that the loop has yet to visit.
     """
     mask = np.uint64(table.shape[0] - 1)
     first, kept = np.uint64(0), 0
@@ -50,7 +51,7 @@ def lower(table: Int64Rows, limit: Int, amount: Int) -> int:
 
 @kernel
 def carry(table: Int64RowsIn, other: Int64Rows) -> None:
-    """Enter every entry into an empty table that has space for all."""
+    """Enter every entry of a table into an empty table that has space for all of them."""
     mask = np.uint64(other.shape[0] - 1)
     for old in range(table.shape[0]):
         if table[old, 1] != 0:

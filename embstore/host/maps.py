@@ -1,6 +1,7 @@
-"""Shared, read-only maps of files as arrays, which are unmapped with their last reference.
+"""Shared, read-only maps of files as arrays. A map is unmapped when the last reference to it is
+gone.
 
-mmap.mmap is not used, because it keeps a descriptor per map: a store has a map for every segment.
+mmap.mmap is not used, because it keeps a descriptor per map, and a store has a map per segment.
 """
 
 import ctypes
@@ -20,7 +21,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int, length: int) -> NDArray[np.uint8]:
-    """Return the first `length` bytes of a file; the system is advised that reads are random."""
+    """Return a map of the first `length` bytes of a file. The system is advised that reads are
+    random."""
     return np.asarray(_Mapping(descriptor, length))
 
 

@@ -1,9 +1,10 @@
-"""Anonymous memory whose pages are allocated when first written, and freed when released.
+"""Anonymous memory. A page of it is allocated when it is first written, and freed when it is
+released.
 
-Address space is reserved for the most that a budget can use. Therefore a pool grows without moving,
-and its arrays keep their addresses until the budget itself is raised. Huge pages matter: two
-million rows of 272 bytes are 133,000 small pages, far more than a TLB holds, and each random read
-would cost a page walk.
+Address space is reserved for as many bytes as a budget allows. Therefore a pool grows without
+moving, and its arrays keep their addresses until the budget itself is raised. Huge pages matter:
+two million rows of 272 bytes take 133,000 small pages. This is far more than a TLB holds, so each
+random read would cost a page walk.
 """
 
 import mmap
@@ -18,14 +19,16 @@ from embstore.errors import CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
 _PIECE_BYTES = 32 * HUGE_PAGE_BYTES
-"""Bytes that exist twice during `move`: few compared to a cache."""
+"""Number of bytes that exist twice during `move`; they are few compared to a cache."""
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # the mmap module names it from 3.13 on
 
 
 def reserve(byte_count: int) -> NDArray[np.uint8]:
-    """Return (byte_count,) zeros in a mapping of their own, which is unmapped with its last view.
+    """Return (byte_count,) zeros in a mapping of their own. It is unmapped when the last view of it
+    is gone.
 
-    The first byte is aligned to a huge page if `byte_count` reaches one, else to a page.
+    The first byte is aligned to a huge page if `byte_count` is at least a huge page, else to a
+    page.
     """
     huge = byte_count >= HUGE_PAGE_BYTES
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -44,8 +47,8 @@ def reserve(byte_count: int) -> NDArray[np.uint8]:
 
 
 def release(array: NDArray[Any]) -> None:
-    """Free the whole pages inside a contiguous view of a reserved array; they then read as
-    zeros."""
+    """Free the whole pages inside a contiguous view of a reserved array. The freed pages then read
+    as zeros."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -59,10 +62,11 @@ def release(array: NDArray[Any]) -> None:
 
 
 def move(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy a reserved array to the beginning of another, and free it piece by piece.
+    """Copy a reserved array to the beginning of another array, and free the copied pieces one by
+    one.
 
-    Rejected: mremap, which moves pages without a copy. Python refuses it while a view exists, and
-    the result is not aligned to huge pages.
+    Rejected: mremap, which moves pages without a copy. Python refuses mremap as long as a view
+    exists, and the result is not aligned to huge pages.
     """
     step = max(1, _PIECE_BYTES // max(1, source[:1].nbytes))
     for low in range(0, len(source), step):

@@ -1,14 +1,14 @@
 """A few threads that share the ranges of one call with its caller.
 
 `run` calls `work(low, high)` once per range, in the calling thread and in the workers, and returns
-the results in the order of the ranges. The work is a kernel that runs without the GIL. Ranges are
-taken from a shared iterator: a thread that the system starts late takes fewer ranges, and the
-caller never waits for a thread that has not begun.
+the results in the order of the ranges. The work is a kernel that runs without the GIL. Threads take
+ranges from a shared iterator. Therefore a thread that the system starts late takes fewer ranges,
+and the caller never waits for a thread that has not begun.
 
-Threads are daemons, started at the first call that needs them, and keep no reference to a finished
-call. One thread calls `run` at a time. Rejected: concurrent.futures (an empty call takes 16 us,
-here it takes 1) and Numba's prange (its threading layers are not safe when several Python threads
-call).
+Threads are daemons. They are started at the first call that needs them, and keep no reference to a
+finished call. Only one thread at a time can call `run`. Rejected: concurrent.futures (an empty call
+takes 16 us, but 1 us here) and Numba's prange (its threading layers are not safe when several
+Python threads call it).
 """
 
 import itertools
@@ -20,18 +20,19 @@ from typing import Any, NoReturn
 from embstore.errors import DeviceError, EmbstoreError
 
 COPY_THREADS_MAX = 8
-"""Most threads that copy rows between pinned buffers and the cache: more do not copy faster."""
+"""Maximum number of threads that copy rows between pinned buffers and the cache. More threads do
+not copy faster."""
 READ_THREADS_MAX = 16
-"""Most threads that read rows of storage, at random: each waits for memory, so more threads read
-faster."""
+"""Maximum number of threads that read rows of storage at random. There are more of these threads,
+because each waits for memory."""
 SPLIT_BYTES = 1 << 20
-"""Bytes that a call must move to make a second thread worth it."""
+"""Number of bytes that a call must move so that a second thread is worth its cost."""
 _THREADS_PER_SPLIT = 4
-"""Threads for a call of SPLIT_BYTES, so that each works for some 0.1 ms; the same number more for
-each further SPLIT_BYTES."""
+"""Number of ranges per SPLIT_BYTES of a call, so that a thread works on each range for some 0.1
+ms."""
 Range = tuple[int, int]
 Work = Callable[[int, int], Any]
-"""work(low, high) does the part [low, high) of a call."""
+"""A function: work(low, high) does the part [low, high) of a call."""
 
 
 def equal_ranges(count: int, pieces: int) -> list[Range]:
@@ -41,7 +42,8 @@ def equal_ranges(count: int, pieces: int) -> list[Range]:
 
 
 class _Job:
-    """One call: its ranges, and their results or errors. Any number of threads take part."""
+    """One call: the ranges, and the result or error of each range. Any number of threads take
+    part."""
 
     def __init__(self, work: Work, ranges: Sequence[Range]) -> None:
         self._work = work
@@ -60,13 +62,13 @@ class _Job:
                 return
             try:
                 self._results[place] = self._work(*self._ranges[place])
-            except BaseException as exc:  # The caller raises it, once no thread works any more.
+            except BaseException as exc:  # The caller raises it once no thread works any more.
                 self._errors.append(exc)
             if next(self._finished) == len(self._ranges):
                 self._done.release()
 
     def results(self) -> list[Any]:
-        """Wait for every range, then return the results, or raise the first error."""
+        """Wait until every range is done; then return the results, or raise the first error."""
         self._done.acquire()
         for error in self._errors:
             _fail(error)
@@ -74,8 +76,8 @@ class _Job:
 
 
 def _fail(error: BaseException) -> NoReturn:
-    """Raise an error of a call's work; an error that no kernel should raise becomes a
-    DeviceError."""
+    """Raise an error that the work of a call has raised. An error that no kernel should raise
+    becomes a DeviceError."""
     if isinstance(error, (EmbstoreError, MemoryError)) or not isinstance(error, Exception):
         raise error
     raise DeviceError(f"a kernel failed: {error!r}") from error
@@ -87,14 +89,14 @@ def _serve(jobs: "queue.SimpleQueue[_Job | None]") -> None:
         if job is None:
             return
         job.take_part()
-        del job  # Its arrays belong to the caller; do not keep them until the next call.
+        del job  # The arrays belong to the caller: do not keep them until the next call.
 
 
 class Workers:
-    """`threads` - 1 worker threads; the calling thread is the last one.
+    """`threads` - 1 worker threads, to which the calling thread is added.
 
-    ranges_per_thread : with more than one, a thread that starts late leaves its ranges to the other
-        threads
+    ranges_per_thread : number of ranges per thread; if it is more than 1, other threads take over
+        ranges of a thread that starts late
     """
 
     def __init__(self, threads: int, ranges_per_thread: int = 1) -> None:
@@ -105,22 +107,23 @@ class Workers:
         self._workers: list[threading.Thread] = []
 
     def ranges(self, count: int, item_bytes: int) -> list[Range]:
-        """Cut [0, count) into equal ranges, if the bytes to move are worth a second thread."""
+        """Cut [0, count) into equal ranges; into one range if the bytes to move are not worth a
+        second thread."""
         if self.threads == 1 or count * item_bytes < self.split_bytes:
             return [(0, count)]
         pay = _THREADS_PER_SPLIT * count * item_bytes // max(self.split_bytes, 1)
         return equal_ranges(count, min(max(pay, 2), self._ranges_max))
 
     def share(self, work: Work, count: int, item_bytes: int) -> list[Any]:
-        """Cut [0, count) into ranges, and return the results of `work` on each of them."""
+        """Cut [0, count) into ranges, and return the result of `work` for each range."""
         return self.run(work, self.ranges(count, item_bytes))
 
     def run(self, work: Work, ranges: Sequence[Range]) -> list[Any]:
-        """Return [work(low, high) for low, high in ranges]; ranges is not empty.
+        """Return [work(low, high) for low, high in ranges]. `ranges` must not be empty.
 
         Raises
         ------
-        DeviceError : a call of `work` raised; every range has been tried.
+        DeviceError : a call of `work` has raised an error; every range has been tried.
         """
         if len(ranges) == 1:
             try:
@@ -135,7 +138,7 @@ class Workers:
         return job.results()
 
     def close(self) -> None:
-        """End the threads. A later `run` starts new ones."""
+        """End the threads. A later `run` starts new threads."""
         for _ in self._workers:
             self._jobs.put(None)
         for worker in self._workers:

@@ -1,15 +1,16 @@
 """Counting of accesses: the rows that lookups read, and the order of these lookups.
 
-A store counts a share `rate` of its lookups, chosen by a hash of the lookup's number; 1 is all
-lookups, 0 none. Each table has a counter (counter.py), which is exact below `KEYS_MAX` keys and a
-sketch above. One recorder for all tables records the order of calls for a sample of keys
-(recorder.py). An access is one occurrence of a key in a lookup, unless the caller gives it a larger
-count; a step of a session contains each key once. Lookups with admit=False are not counted.
+A store counts a share `rate` of its lookups, which a hash of the lookup's number chooses; 1 means
+all lookups, and 0 none. Each table has a counter (counter.py), which is exact up to `KEYS_MAX` keys
+and a sketch above. One recorder for all tables records the order of calls for a sample of keys
+(recorder.py). An access is one occurrence of a key in a lookup, unless the caller gives the key a
+larger count; a step of a session contains each key once. Lookups with admit=False are not counted.
 
-Counters are by table id, and the recording is by name. Both are deleted when a table is dropped, or
-when a restore removes it, and a later table of the same name starts from zero. If a restore leaves
-a table fewer rows, the counts of the removed rows and the table's recording are deleted. Counts
-survive a restart (kept.py), scaled if the rate has changed; the recording does not.
+Counters belong to table ids, and recordings to table names. The counter and the recording of a
+table are deleted when it is dropped or when a restore removes it; a later table of the same name
+starts from zero. If a restore leaves a table fewer rows, the counts of the removed rows and the
+table's recording are deleted. After a restart, the counts are read from the disk (kept.py), and
+scaled if the rate has changed; the recording is lost.
 """
 
 import math
@@ -36,7 +37,7 @@ class TableAccess:
 
     table_id: int
     name: str
-    keys: Keys  # (n,) in any order, repeated or not
+    keys: Keys  # (n,) in any order, repeats allowed
     counts: Counts | None = None  # (n,) number of accesses that each key stands for; None: 1
 
 
@@ -48,13 +49,13 @@ class Accesses:
         self.calls = 0
         self.counted_calls = 0
         self.changed: set[int] = set()
-        """Ids of the tables whose counts differ from the counts that are kept on the disk."""
+        """Ids of the tables whose counts differ from their counts on the disk."""
         self.counters: dict[int, KeyCounter] = {}
-        """The counters of tables that have counts, by id."""
+        """The counters of tables that have counts, by table id."""
         self.recorder = Recorder()
 
     def begin_call(self) -> bool:
-        """Return whether the next lookup is to be counted."""
+        """Return whether the next lookup is one that is counted."""
         if not self.rate:
             return False
         self.calls += 1
@@ -63,7 +64,7 @@ class Accesses:
         return is_counted
 
     def note(self, call: Iterable[TableAccess]) -> None:
-        """Count a lookup, given by its tables."""
+        """Count the accesses of one lookup, given for each of its tables."""
         call = list(call)
         for of_table in call:
             if of_table.table_id not in self.counters:
@@ -74,7 +75,7 @@ class Accesses:
 
     def resume(self, table_id: int, profile: TableProfile, rate: float, rows: int) -> None:
         """Continue counts that were made at `rate` before the store was opened. The table has
-        `rows` rows now."""
+        `rows` rows at present."""
         if profile.key_bound > rows:
             profile = within(profile, rows)
             self.changed.add(table_id)
@@ -88,7 +89,8 @@ class Accesses:
         self.recorder.forget(name)
 
     def cut(self, table_id: int, name: str, rows: int) -> None:
-        """Delete the counts of a table except those of its first `rows` rows, and its recording."""
+        """Delete the recording of a table, and its counts except the counts of its first `rows`
+        rows."""
         counter = self.counters.get(table_id)
         if counter is not None:
             profile = within(counter.profile(name, 0), rows)
@@ -104,7 +106,7 @@ class Accesses:
         self.recorder.clear()
 
     def copied(self, table_id: int) -> CountedKeys | None:
-        """Return a copy of a table's counts; None if it has none."""
+        """Return a copy of a table's counts; None if the table has no counts."""
         counter = self.counters.get(table_id)
         return None if counter is None else counter.copied()
 
@@ -120,7 +122,7 @@ class Accesses:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of host memory of the counts and the recorded calls."""
+        """Bytes of host memory that the counts and the recorded calls take."""
         counted = sum(counter.memory_bytes for counter in self.counters.values())
         return self.recorder.memory_bytes + counted
 
@@ -132,11 +134,12 @@ def no_counts(name: str, rows: int) -> TableProfile:
 
 
 def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
-    """Return a profile scaled as if share `rate` and not share `counted` had been counted."""
+    """Return a profile whose counts are of the share `counted` of all lookups, scaled to the share
+    `rate`."""
     if counted == rate:
         return table
     factor = rate / counted
-    highest = (1 << 62) // max(len(table.counts), 1)  # so that their sum has 63 bits
+    highest = (1 << 62) // max(len(table.counts), 1)  # so that the counts' sum has 63 bits
     counts = np.clip(np.rint(table.counts * factor), 1, highest).astype(np.int64)
     accesses = max(exact_sum(counts), min(round(table.accesses * factor), INT64_MAX))
     error = min(math.ceil(table.error * factor), INT64_MAX)
@@ -144,7 +147,8 @@ def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
 
 
 def within(table: TableProfile, rows: int) -> TableProfile:
-    """Return the profile of a table's first `rows` rows, for a table that has only these rows."""
+    """Return the profile without rows beyond the first `rows`, for a table that has only `rows`
+    rows."""
     if table.key_bound <= rows:
         return table
     is_in = table.keys.view(np.uint64) < np.uint64(rows)

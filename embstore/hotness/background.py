@@ -1,4 +1,4 @@
-"""Background work of a store: jobs one after the other, on a thread that exists while a job runs.
+"""Background work of a store: jobs one after the other, on a thread that exists only during a job.
 
 A store that has no rows to load in the background has no such thread.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Background:
-    """Jobs of one kind, done one after the other. Any thread."""
+    """Jobs of one kind, which run one after the other. Any thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,7 +23,8 @@ class Background:
         return self._stopping.is_set()
 
     def start(self, job: Callable[[], None]) -> None:
-        """Run a job after the present one has ended, unless another started job waits already."""
+        """Run a job once the present job has ended. Do nothing if another started job is already
+        waiting."""
         with self._lock:
             if self._is_asked or self._stopping.is_set():
                 return
@@ -42,10 +43,10 @@ class Background:
             job()
 
     def stop(self) -> None:
-        """Make the running job end soon, and start no more jobs."""
+        """Ask the running job to end soon, and start no more jobs."""
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait for the end of the last job. Must not be called with the engine."""
+        """Wait for the end of the last job. The caller must not have the engine."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

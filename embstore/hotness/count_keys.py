@@ -1,7 +1,7 @@
 """The loops that count by key (hotness/counter.py, hotness/recorder.py).
 
-count_keys goes over keys[start:], and stops at a key that is not in the hash table of keys and
-counts (host/key_table.py) when `taken` has reached `limit`. For each key:
+count_keys goes over keys[start:]. If `taken` has reached `limit`, it stops at the first key that is
+not in the hash table of keys and counts (host/key_table.py). For each key:
 
     entry of keys[i] += counts[i], or 1 if no counts are given
 
@@ -11,14 +11,14 @@ events
     (key, sum of its counts)    for each key whose hash is at most the table's limit
 
 each key once, in the order of first occurrences. The hash is equal to `spatial_hash` of
-profiles/profile.py in every bit. Its high bits decide which keys are in the sample. Its low bits
-are the place in a scratch table, of which only as much is cleared as the call needs. Only -1, which
-is no key, has the hash 0, so 0 marks a free place.
+profiles/profile.py in every bit. The high bits of the hash decide whether the key is in the sample.
+The low bits of the hash are the key's place in a scratch table; only the part of the table that the
+call needs is cleared. Only -1, which is no key, has the hash 0, so 0 marks a free place.
 
 keep_events removes, from the first `count` events, the events whose hash is above the limit.
 
-The loops run on one thread: they consist of memory accesses, which a prefetch overlaps. They run on
-the host only; no device has a counterpart.
+The loops run on one thread: they consist of memory accesses, which prefetching overlaps. They run
+on the host only; no device has such loops.
 """
 
 import numpy as np
@@ -41,7 +41,8 @@ from embstore.arithmetic.jit import (
 
 _NEXT = np.uint64(1)
 _AHEAD = 16
-"""How many keys ahead the place is prefetched: this covers a few memory latencies."""
+"""Number of keys by which prefetching is ahead of the count. This lead covers a few memory
+latencies."""
 
 
 @kernel
@@ -53,7 +54,8 @@ def count_keys(
     taken: Int,  # entries in the table
     limit: Int,  # maximum number of entries, less than the number of places
 ) -> tuple[int, int]:
-    """Count keys[start:]; return the index of the first key that was not counted, and `taken`."""
+    """Count keys[start:]; return the index of the first key that was not counted, and the new
+    `taken`."""
     address, mask = table.ctypes.data, np.uint64(table.shape[0] - 1)
     key_count, weighted = keys.shape[0], counts.shape[0] > 0
     for i in range(start, key_count):
@@ -85,13 +87,14 @@ def entries_of(table: Int64RowsIn, keys: Int64s, counts: Int64s) -> None:
 
 @building_block
 def spatial_hash_of(key: np.int64, seed: np.uint64) -> np.uint64:
-    """Return the hash of a key of the table that has this seed."""
+    """Return the hash of a key of the table whose seed is `seed`."""
     return mix(np.int64(np.uint64(key + 1) * seed))
 
 
 @building_block
 def _clear(scratch: Uint64s, keys: int) -> np.uint64:
-    """Clear the places that `keys` keys need, a power of two; return the mask of a place."""
+    """Clear as many places as `keys` keys need, a power of two; return the mask that maps a hash to
+    a place."""
     places = 2
     while places < 2 * keys:
         places *= 2
@@ -102,7 +105,8 @@ def _clear(scratch: Uint64s, keys: int) -> np.uint64:
 
 @building_block
 def _merge(scratch: Uint64s, keys: Int64s, counts: Int64s, count: int) -> int:
-    """Merge the first `count` events into one per key, in place; return the number of events."""
+    """Merge the first `count` events, in place, so that each key has one event; return their
+    number."""
     mask = _clear(scratch, count)
     end = 0
     for i in range(count):
@@ -141,7 +145,7 @@ def record_keys(
         while (found != h) & (found != 0):
             place = (place + _NEXT) & mask
             found = scratch[place]
-        # Whether a key is new, or in the sample, is random: adding a truth value avoids a branch.
+        # It is random whether a key is new or in the sample: adding a truth value avoids a branch.
         unique += found != h
         scratch[place] = h
         event_keys[end] = key

@@ -1,22 +1,22 @@
 """Counting accesses by key: exactly up to a number of distinct keys, beyond that by a sketch.
 
-A counter is one hash table of (key, count), which grows with its keys until it contains `keys_max`.
-When one more key arrives, the counter becomes a **sketch** of frequent items: the median of all
-counts is subtracted from each count, and half of the counts, which reach 0, are removed (Misra and
-Gries 1982, with the decrement of Anderson et al., IMC 2017, which Apache DataSketches has as well).
-The sum of these decrements is the `error`:
+A counter is one hash table of (key, count), which grows until it contains `keys_max` keys. When one
+more key arrives, the counter becomes a **sketch** of frequent items: the median of all counts is
+subtracted from each count, and the keys whose counts reach 0, which are half of all keys, are
+removed. This is the algorithm of Misra and Gries (1982) with the decrement of Anderson et al. (IMC
+2017), which Apache DataSketches also uses. The sum of these decrements is the `error`:
 
     true count - error <= count <= true count; a key without an entry has a true count <= error
 
 Each decrement removes at least its amount from half of the counts, so error <= 2 * accesses /
-keys_max, or slightly more: for a table of more than _SAMPLED_PLACES the median is taken from a
-sample. Skewed accesses have a far smaller error than this bound, because their decrements are
-small.
+keys_max. The error can be slightly larger for a hash table of more than _SAMPLED_PLACES places,
+because the median is then taken from a sample. If accesses are skewed, the error is far smaller
+than this bound, because the decrements are small.
 
 **Memory** is 16 bytes per place, and at most 3/4 of the places are in use. A counter never exceeds
-`memory_bytes_max`, not even while it grows, when it has two tables. Rejected: an array of counts by
-key, which has the length of the table even if only a hundredth of its rows is ever seen; and a
-Count-Min sketch, which does not contain the keys and errs upwards.
+`memory_bytes_max`, not even during growth, when it has two tables. Rejected: an array of counts by
+key, which has a count per row of the table even if only a hundredth of the rows is ever seen; and a
+Count-Min sketch, which does not contain the keys, and whose counts are too high.
 """
 
 from dataclasses import dataclass
@@ -34,13 +34,14 @@ _SAMPLED_PLACES = 1 << 17
 
 
 def _places_for(keys: int) -> int:
-    """Return the smallest size of a hash table that `keys` keys fill to at most 3/4."""
+    """Return the smallest number of places of a hash table that `keys` keys fill to at most 3/4."""
     return max(_PLACES, 1 << (-(-4 * keys // 3) - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class CountedKeys:
-    """A copy of the counts of a counter. Copying is far faster than making a profile."""
+    """A copy of the counts of a counter. To copy the counts is far faster than to make a
+    profile."""
 
     keys: Keys
     """Keys, (k,), unique, in any order."""
@@ -63,7 +64,7 @@ class KeyCounter:
 
     Parameters
     ----------
-    keys_max : maximum number of keys in the counter; up to it, every count is exact
+    keys_max : maximum number of keys in the counter; up to this number, every count is exact
     """
 
     def __init__(self, keys_max: int = 1 << 22) -> None:
@@ -75,12 +76,13 @@ class KeyCounter:
         """Delete all counts, and free their memory."""
         self._table = new_table(_PLACES)
         self.distinct = 0
-        """Number of keys that are kept: all keys that occurred, as long as counts are exact."""
+        """Number of keys in the counter. As long as counts are exact, these are all keys that have
+        occurred."""
         self.accesses = 0
         """Number of accesses that were added since the last `clear`."""
         self.error = 0
-        """Bound of each count's error: counts are at most this much too low. A key without an entry
-        was accessed at most this often."""
+        """Bound of the error of each count: counts are too low by at most this number. A key
+        without an entry was accessed at most this number of times."""
 
     @property
     def is_exact(self) -> bool:
@@ -94,7 +96,8 @@ class KeyCounter:
 
     @property
     def memory_bytes_max(self) -> int:
-        """Bytes that the hash table, together with the table from which it grows, never exceeds."""
+        """Maximum number of bytes of the hash table, together with the smaller table during
+        growth."""
         places = _places_for(self._keys_max)
         return (places + places // 2) * PLACE_BYTES
 
@@ -104,7 +107,8 @@ class KeyCounter:
         Parameters
         ----------
         keys : (n,) int64, any order, repeats allowed
-        counts : (n,) int64, >= 1, the number of accesses that each key stands for; None: one each
+        counts : (n,) int64, >= 1, the number of accesses for which each key stands; None: one
+            access per key
         """
         keys = np.ascontiguousarray(keys)
         if counts is None:
@@ -124,7 +128,7 @@ class KeyCounter:
             self._make_room()
 
     def copied(self) -> CountedKeys:
-        """Return a copy of the counts, which further counting does not change."""
+        """Return a copy of the counts. Further counting does not change the copy."""
         keys, counts = np.empty((2, self.distinct), np.int64)
         entries_of(self._table, keys, counts)
         return CountedKeys(keys, counts, self.accesses, self.error)
@@ -135,8 +139,8 @@ class KeyCounter:
 
     @classmethod
     def resumed(cls, profile: TableProfile, keys_max: int = 1 << 22) -> "KeyCounter":
-        """Return the counter of which a profile was made, or an equally exact counter of `keys_max`
-        keys if the profile has more."""
+        """Return the counter from which a profile was made; or, if the profile has more than
+        `keys_max` keys, a sketch of `keys_max` keys, made from the profile's counts."""
         counter = cls(keys_max)
         counter.add(profile.keys, profile.counts)
         counter.accesses = profile.accesses
@@ -158,8 +162,8 @@ class KeyCounter:
             self.error += median
 
     def _median(self) -> int:
-        """Return the upper median of the counts: half of the counts or more are at least as large,
-        and at least one count reaches 0 when it is subtracted."""
+        """Return the upper median of the counts: at least half of the counts are at least as large
+        as this median, and at least one count reaches 0 when the median is subtracted."""
         counts = self._table[:: max(1, len(self._table) // _SAMPLED_PLACES), 1]
         counts = counts[counts > 0]
         return int(np.partition(counts, len(counts) // 2)[len(counts) // 2])

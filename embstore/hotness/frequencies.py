@@ -1,9 +1,9 @@
 """The access frequencies that an open store knows: its own counts, and imported profiles.
 
 The counts (accesses.py) and the files (kept.py) identify tables by id; this module connects them
-with the tables. A table's files are loaded with the table. Its levels, which are its counts in
-eleven bits, are given to its pool if the policy uses them. Its counts are written when the store is
-closed.
+with the tables. A table's files are loaded with the table. The table's levels, which are the counts
+of its profile in eleven bits, are given to the table's pool if the eviction policy uses levels. The
+table's counts are written when the store is closed.
 """
 
 import threading
@@ -24,7 +24,7 @@ class Frequencies:
 
     Parameters
     ----------
-    looked_up : called with every lookup, whether or not it is counted
+    looked_up : called for every lookup, whether or not the lookup is counted
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class Frequencies:
         self.accesses = Accesses(count_rate)
         self.kept = KeptProfiles(files, read_only=read_only)
         self.importing = threading.Lock()
-        """Locked while a profile is written and applied, so that the file and the ranks agree."""
+        """A lock that an import holds until its profile is written and applied, so that the file
+        and the ranks agree."""
         self.profiled_rows: dict[int, int] = {}
         """The number of rows that a table's imported profile ranks, by table id."""
         self._device = device
@@ -58,7 +59,7 @@ class Frequencies:
                 self.accesses.resume(table.table_id, *counted, table.rows)
 
     def rank(self, table: TableState, rows: int, levels: RowLevels | None) -> None:
-        """Record that `rows` rows of a table have a profile, and give its levels to its pool.
+        """Record that `rows` rows of a table have a profile; give the table's levels to its pool.
 
         levels : None if the policy has no levels
         """
@@ -99,7 +100,8 @@ class Frequencies:
             )
 
     def keep_counts(self, tables: Iterable[TableState]) -> None:
-        """Write the counts that have changed. If a table's write fails, its previous file stays."""
+        """Write the counts that have changed. If the write for a table fails, the table's previous
+        file stays."""
         for table in [table for table in tables if table.table_id in self.accesses.changed]:
             with suppress(EmbstoreError):
                 counted = self.accesses.table_profile(table.table_id, table.name, table.known_rows)

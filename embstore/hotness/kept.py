@@ -4,16 +4,17 @@
     frequency/ID.counted    the counts of table ID when the store was closed
     frequency/HOTSET        the hot set that is pinned, its tables by id
 
-Files are by table id, and a table id is never used again. Therefore a profile belongs to one table,
-is removed with it, and is never applied to another table of the same name. The files are not part
-of a commit: how frequently rows are accessed is not content, and no bit of any row depends on it.
-Each file is replaced as a whole. A file that cannot be read counts as missing, and the store's
-stats show it.
+The names of files contain table ids, and a table id is never used again. Therefore a profile
+belongs to one table, is removed with that table, and is never applied to another table of the same
+name. The files are not part of a commit: how frequently rows are accessed is not content, and no
+bit of any row depends on it. Each file is replaced as a whole. A file that cannot be read counts as
+missing, and the store's stats show it.
 
 Files are written without the engine's lock, one after the other. Closing the store waits for the
-running write, and no write follows: by then the directory may belong to another open store.
+running write. No write begins afterwards, because the directory may then belong to another open
+store.
 
-A profile of many rows stays on the disk; memory contains only its levels, two bytes per row
+A profile stays on the disk; memory contains only the levels of its rows, two bytes per row
 (levels.py).
 """
 
@@ -52,13 +53,14 @@ class KeptProfiles:
         Raises
         ------
         CapacityError, StorageError : the disk is full or has failed; the previous file stays.
-        StoreClosedError : nothing was written.
+        StoreClosedError : the store was closed, so nothing was written.
         """
         content = Profile({table.name: table}, rate=rate).to_bytes()
         self._change({f"{_DIRECTORY}/{table_id}.{kind}": content})
 
     def profile(self, kind: str, table_id: int) -> tuple[TableProfile, float] | None:
-        """Return a table's profile and the share of accesses that it counted; None: no profile."""
+        """Return a table's profile, and the share of accesses that were counted for it; None: the
+        table has no such profile."""
         return self._read(f"{_DIRECTORY}/{table_id}.{kind}", _one_table)
 
     def keep_hot_set(self, hot_set: HotSet | None) -> None:
@@ -81,11 +83,12 @@ class KeptProfiles:
             self._is_closed = True
 
     def hot_set(self) -> HotSet | None:
-        """Return the hot set of the directory; None if it has none."""
+        """Return the hot set of the directory; None if the directory has no hot set."""
         return self._read(_HOT_SET, HotSet.from_bytes)
 
     def forget_others(self, table_ids: Iterable[int]) -> None:
-        """Remove the profiles of tables whose id is not in `table_ids`, the ids in kept states."""
+        """Remove the profiles of all tables except those in `table_ids`, the tables of kept
+        states."""
         if self.read_only or not self._files.is_directory(_DIRECTORY):
             return
         kept = {str(table_id) for table_id in table_ids}

@@ -2,21 +2,23 @@
 
 A set is pinned piece by piece, so that other calls run in between. When a new version is pinned, a
 row that both sets contain keeps its pin. The other rows of the new set are pinned while there is
-space; when there is no space, the same number of rows of the old set is unpinned first. Therefore
-the hot rows are never all out of the cache, and the pinned rows are never twice the hot rows. Pins
-decide which rows are in the cache, and never their content: replacing a set changes no bit,
-whatever calls run meanwhile.
+space; when there is no space, the same number of rows of the old set is unpinned first. Therefore a
+part of the hot rows is pinned at any time, and there are never twice as many pinned rows as hot
+rows. Pins decide which rows are in the cache, but never the content of a row: the replacement of a
+set changes no bit of any row, whatever calls run meanwhile.
 
 Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions can pin the
-rest of the slots that may be pinned. If pins of a session block a hot row, they are removed, and
-the session's steps are planned again.
+other slots that may be pinned. If pins of a session leave no slot for a hot row, these pins are
+removed, and the session's steps are planned again.
 
 A requested set is pinned as a whole, or else the previous set is pinned again. Commands that remove
-slots or tables (a smaller cache, a restore, a drop) remove their pins. Afterwards the wanted set is
-pinned again as far as possible: as far as there is space, and except rows that cannot be read.
+slots or tables (a smaller cache, a restore, a drop) remove the pins in these slots or tables.
+Afterwards the wanted set, the set that was last requested, is pinned again: as much of it as there
+is space for, except rows that cannot be read.
 
-The set belongs to tables and not to names: a dropped table leaves the set, and a new table of the
-same name is not in it. Therefore the file in the directory has the tables by id.
+The wanted set contains rows of tables, and not of table names: a dropped table leaves the set, and
+a new table of the same name is not in the set. Therefore the file in the directory identifies
+tables by their ids.
 """
 
 import threading
@@ -47,7 +49,8 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 PIECE_ROWS = 1024
-"""Rows that are pinned at once: this takes a few milliseconds of the engine if all are read."""
+"""Number of rows that are pinned at once. To pin them takes a few milliseconds of the engine if all
+must be read."""
 _HOT_QUARTERS = 3
 _LOOKED_AT = 16 * PIECE_ROWS
 _WANTED, _PINNED, _UNREADABLE = 0, 1, 2
@@ -57,14 +60,16 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class _Wanted:
-    """A hot set and the ids of its tables. It is replaced as a whole, so that both always agree."""
+    """A hot set and the ids of its tables. The set and the ids are replaced together, so that they
+    always agree."""
 
     hot_set: HotSet
     ids: dict[str, int]
 
     @classmethod
     def kept(cls, by_id: HotSet, tables: Iterable[TableState]) -> "_Wanted | None":
-        """Return the hot set of a directory, which has ids for names, without missing tables."""
+        """Return the hot set of a directory, without missing tables. `by_id` has the ids of tables
+        in place of their names."""
         names = {str(table.table_id): table.name for table in tables}
         here = {known: keys for known, keys in by_id.tables.items() if known in names}
         found = {names[known]: keys for known, keys in here.items()}
@@ -73,7 +78,8 @@ class _Wanted:
         return cls(replace(by_id, tables=found, bytes=total_bytes), ids) if here else None
 
     def by_id(self) -> HotSet:
-        """Return the set with ids in place of names, as the directory has it."""
+        """Return the set as it is written to the directory, with the ids of tables in place of
+        their names."""
         tables = {str(self.ids[name]): keys for name, keys in self.hot_set.tables.items()}
         return replace(self.hot_set, tables=tables)
 
@@ -88,23 +94,24 @@ class _Wanted:
 
 @dataclass(eq=False)
 class _HotRows:
-    """The hot rows of one table, and which of them are pinned."""
+    """The hot rows of one table, and the state of each row: whether it is pinned."""
 
     table: TableState
     keys: Keys  # (k,) ascending row keys
     states: NDArray[np.int8]  # (k,)
     pinned_count: int = 0
     begin: int = 0
-    """Index at which the next piece is searched for; the rows before it are done."""
+    """The index from which the next piece is searched; the rows before this index are done."""
 
     def take_over(self, other: "_HotRows", here: Places, there: Places) -> None:
-        """Take over pins from `other`, for rows at indexes `there` in it and `here` in this set."""
+        """Take over the pins of rows that have indexes `there` in `other`, and indexes `here` in
+        this object."""
         pinned = other.states[there] == _PINNED
         other.mark(there[pinned], _WANTED)
         self.mark(here[pinned], _PINNED)
 
     def piece(self, state: int) -> Places:
-        """Return the indexes of the next rows that are in a state, at most PIECE_ROWS.
+        """Return the indexes of the next rows, at most PIECE_ROWS, that are in a state.
 
         One pass handles one state: each piece must be marked with another state before the next
         piece is requested, and the pass must end before a pass for another state begins.
@@ -127,8 +134,9 @@ class _HotRows:
 class HotPins:
     """The pinned hot set of one store. Any thread; sets are replaced one at a time.
 
-    One class, because three things change together, in one turn with the engine: the replacement of
-    a set, the rows that lose their pins meanwhile, and the wanted set.
+    One class has all of this, because three things change together, in one turn with the engine:
+    the replacement of a set, the rows that lose their pins during a replacement, and the wanted
+    set.
     """
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
@@ -137,7 +145,7 @@ class HotPins:
         self._background = Background("hot set")
         self._swapping = threading.Lock()
         self._rows: list[_HotRows] = []  # of the wanted set
-        self._old: list[_HotRows] = []  # of the previous set, while it is unpinned
+        self._old: list[_HotRows] = []  # of the previous set, during its unpinning
         by_id, self._wanted = kept.hot_set(), None
         if by_id is not None:
             self._wanted = _Wanted.kept(by_id, tables.by_id.values())
@@ -152,11 +160,11 @@ class HotPins:
         return None if wanted is None else wanted.hot_set
 
     def pin(self, hot_set: HotSet | None) -> HotSetFacts:
-        """Replace the pinned set by another one, as `Store.pin_hot_set` does.
+        """Replace the pinned set by another set, as `Store.pin_hot_set` does.
 
         After any error, also of the disk or of a row that cannot be read, the previous set is
-        pinned again. Must not be called with the engine: it waits for other replacements, which
-        need the engine.
+        pinned again. The caller must not have the engine: this method waits for other replacements,
+        which need the engine.
         """
         with Slices(self._tables.frame).after_others(self._swapping):
             if hot_set is not None:
@@ -180,11 +188,11 @@ class HotPins:
             return self.facts()
 
     def pin_wanted(self) -> None:
-        """Pin the wanted rows that are not pinned, as far as possible. If another replacement runs,
-        do so in the background.
+        """Pin the wanted rows that are not pinned, as far as possible. If another replacement is
+        running, pin them in the background.
 
-        The caller may hold the engine, and that replacement waits for the engine between two
-        pieces. Therefore this function must not wait for that replacement.
+        The caller may have the engine, and the other replacement needs the engine for each piece.
+        Therefore this method must not wait for the other replacement.
         """
         if not self._swapping.acquire(blocking=False):
             self._background.start(self._pin_later)
@@ -196,7 +204,8 @@ class HotPins:
             self._swapping.release()
 
     def _pin_later(self) -> None:
-        """Pin the wanted rows after other replacements have ended. Called without the engine."""
+        """Pin the wanted rows after other replacements have ended. The caller must not have the
+        engine."""
         with suppress(EmbstoreError), Slices(self._tables.frame).after_others(self._swapping):
             self._pin_possible()
 
@@ -207,14 +216,15 @@ class HotPins:
             self._swap(possible, at_all_costs=False)
 
     def _want(self, hot_set: HotSet | None) -> None:
-        """Make a set the wanted one."""
+        """Make a set the wanted set."""
         with self._tables.reading():
             names = hot_set.tables if hot_set is not None else ()
             ids = {name: self._tables.find(name).table_id for name in names}
             self._wanted = _Wanted(hot_set, ids) if hot_set is not None and ids else None
 
     def _keep(self) -> None:
-        """Write the wanted set to the directory; write again if it has changed meanwhile."""
+        """Write the wanted set to the directory. If the set has changed during the write, write it
+        again."""
         while True:
             wanted = self._wanted
             self._kept_files.keep_hot_set(None if wanted is None else wanted.by_id())
@@ -234,7 +244,7 @@ class HotPins:
                 raise _no_room(pool, rows)
 
     def _grow(self, found: Iterable[tuple[Pool, Keys]]) -> Counter[Pool]:
-        """Make pools allocate free slabs for these hot rows; return the number of rows per pool."""
+        """Make pools allocate free slabs for hot rows; return the number of hot rows per pool."""
         needed: Counter[Pool] = Counter()
         for pool, keys in found:
             needed[pool] += len(keys)
@@ -246,7 +256,7 @@ class HotPins:
         return needed
 
     def _possible(self, wanted: _Wanted) -> HotSet:
-        """Return the part of a set for which there are tables and slots at present."""
+        """Return the part of a set for which tables and slots exist at present."""
         found: dict[str, tuple[Pool, Keys]] = {}
         with self._tables.reading():
             for name, keys in wanted.hot_set.tables.items():
@@ -264,7 +274,8 @@ class HotPins:
     # Swapping
 
     def _swap(self, hot_set: HotSet, *, at_all_costs: bool) -> None:
-        """Replace the pinned set; without `at_all_costs`, pin only as much as is possible."""
+        """Replace the pinned set. Unless `at_all_costs` is true, skip rows that cannot be
+        pinned."""
         with self._tables.reading():
             tables = {name: self._tables.find(name) for name in hot_set.tables}
             before = self._all_rows
@@ -324,8 +335,8 @@ class HotPins:
             rows.begin = len(rows.keys)  # pin no more rows of this table
 
     def _pin_places(self, rows: _HotRows, places: Places, at_all_costs: bool) -> None:
-        """Load rows and pin them. Rows that cannot be read raise an error or, without
-        `at_all_costs`, are skipped."""
+        """Load rows and pin them. If a row cannot be read, raise an error if `at_all_costs` is
+        true, else skip the row."""
         pool = rows.table.pool
         places = places[: pool.residency.part_keys(len(places))]
         try:
@@ -348,7 +359,8 @@ class HotPins:
         return sum(rows.pinned_count for rows in self._all_rows if rows.table.pool is pool)
 
     def _unpin_of(self, pool: Pool) -> bool:
-        """Unpin a piece of the previous set in a pool; return False if no row of it was left."""
+        """Unpin a piece of the previous set in a pool; return False if no pinned row of that set
+        was left."""
         for rows in self._old:
             if rows.table.pool is pool and len(places := rows.piece(_PINNED)):
                 self._unpin(rows, places)
@@ -360,7 +372,7 @@ class HotPins:
             return any(self._unpin_of(rows.table.pool) for rows in self._old)
 
     def _unpin(self, rows: _HotRows, places: Places) -> None:
-        """Unpin rows, which are still in the slots where they were pinned. Engine thread."""
+        """Unpin rows. They are still in the slots in which they were pinned. Engine thread."""
         pool = rows.table.pool
         d_slots, missing = pool.finder.locate(pool.device.memory.upload(rows.keys[places]))
         assert not missing, "a pinned row does not leave"
@@ -371,13 +383,14 @@ class HotPins:
     # Removing pins. Engine thread
 
     def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
-        """Remove pins of a pool before its slots are freed, and start to pin the rows again."""
+        """Remove pins of a pool before the pinned slots are freed, and start to pin the rows
+        again."""
         here = [rows for rows in self._all_rows if rows.table.pool.pins is pins]
         if self._unpin_all(here, None if pinned is None else pinned.keys):
             self._background.start(self._pin_later)
 
     def release_tables(self, tables: Sequence[TableState], *, are_dropped: bool) -> None:
-        """Remove the pins of tables before these are dropped or replaced. Engine thread."""
+        """Remove the pins of tables before the tables are dropped or replaced. Engine thread."""
         gone = [rows for rows in self._all_rows if rows.table in tables]
         self._unpin_all(gone)
         self._rows = [rows for rows in self._rows if rows not in gone]
@@ -401,7 +414,8 @@ class HotPins:
                 self._keep()
 
     def _unpin_all(self, gone: list[_HotRows], keys: Keys | None = None) -> bool:
-        """Unpin rows, or only rows with the given row keys; return whether any was pinned."""
+        """Unpin rows, or, if `keys` is given, only rows with these row keys; return whether any row
+        was pinned."""
         found = False
         for rows in gone:
             places = np.flatnonzero(rows.states == _PINNED)
@@ -425,7 +439,7 @@ class HotPins:
         self._background.stop()
 
     def join_threads(self) -> None:
-        """Wait for the background work. Must not be called with the engine."""
+        """Wait for the background work. The caller must not have the engine."""
         self._background.join()
 
     # Looking
@@ -446,7 +460,7 @@ class HotPins:
 
 
 def _hot_max(pool: Pool) -> int:
-    """Return the maximum number of hot rows in a pool, given its present slots."""
+    """Return the maximum number of hot rows in a pool with its present slots."""
     return pool.slots.count * _HOT_QUARTERS // 4
 
 

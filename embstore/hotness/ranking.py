@@ -1,9 +1,10 @@
 """Export and import of access frequencies: the store's own counts, and profiles of callers.
 
-An imported profile ranks the rows of its tables. Under the rank policy it decides which rows leave
-the cache. Warm-up uses it under every policy. Under LFU, resident rows start with counts in
-proportion to the profile's. The profile is checked completely before anything changes, and then
-kept in the directory (kept.py). No row, no t and no digest depends on it.
+An imported profile ranks the rows of its tables. Under the rank policy, the ranks decide which rows
+leave the cache. Under LFU, resident rows start with counts in proportion to the counts in the
+profile. Warm-up uses the profile under every policy. A profile is checked completely before
+anything changes, and then kept in the directory (kept.py). No row, no t and no digest depends on
+it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 PIECE_SLOTS = 1 << 17
-"""Slots that are ranked at once, which takes a few milliseconds of the engine."""
+"""Number of slots that are ranked at once; this takes a few milliseconds of the engine."""
 
 
 class Ranking:
@@ -37,10 +38,11 @@ class Ranking:
         self._frequencies = frequencies
 
     def export_profile(self, source: str, progress: Progress | None = None) -> Profile:
-        """Return the counts, or the imported profiles. A table without either has an empty profile.
+        """Return the counts, or the imported profiles, as `source` says. If a table has none, its
+        profile is empty.
 
-        Other calls run in between: they wait only while copies are made, one table at a time. An
-        exception of `progress` ends the export.
+        Other calls can run during an export. They wait only when the counts of a table are copied,
+        one table at a time. An exception of `progress` ends the export.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.one():
@@ -80,10 +82,11 @@ class Ranking:
         return Profile(profiles, rate=rate, store_id=self._tables.storage.catalogue.store_id)
 
     def import_profile(self, profile: Profile, rename: dict[str, str]) -> None:
-        """Rank the rows of the profile's tables by it, as `Store.import_profile` does.
+        """Rank the rows of the tables in a profile by that profile, as `Store.import_profile` does.
 
-        Imports run one at a time. Other calls run in between, and the import follows their changes
-        to a table. If the profile cannot be written, some of the tables may have it.
+        Imports run one at a time. Other calls can run during an import; if such a call changes a
+        table, the import takes the change into account. If the profile cannot be written, some of
+        the tables may be ranked by it.
         """
         with Slices(self._tables.frame).after_others(self._frequencies.importing):
             with self._tables.reading():
@@ -97,7 +100,7 @@ class Ranking:
         """Replace the eviction policy, as `Store.set_policy` does.
 
         Tables that are created after the first slice of this work have the new policy. Counts of
-        the old policy are deleted before profiles are applied. Other calls run in between.
+        the old policy are deleted before profiles are applied. Other calls can run meanwhile.
         """
         policy = policy_of(name)
         with Slices(self._tables.frame).after_others(self._frequencies.importing):
@@ -145,7 +148,8 @@ class Ranking:
             ) from exc
 
     def _rank(self, found: Mapping[int, TableProfile], rate: float) -> None:
-        """Rank tables, given by id, and their resident rows by the tables' profiles."""
+        """Rank tables and their resident rows by the tables' profiles, which `found` has by table
+        id."""
         levels: dict[int, RowLevels] = {}
         if POLICIES[self._tables.policy].has_levels:
             levels = {table_id: RowLevels(given, rate) for table_id, given in found.items()}
@@ -162,8 +166,8 @@ class Ranking:
         """Rank the rows in all slots of some pools; `rank(pool, low, high)` ranks the rows in slots
         [low, high).
 
-        Rows that change slots meanwhile keep their levels. They may lose the counts of LFU, and
-        then have to be counted again.
+        Rows that change slots meanwhile keep their levels. They may lose their counts for LFU,
+        which then begin again.
         """
         for pool in pools:
             low = 0
@@ -177,7 +181,8 @@ class Ranking:
 
 
 def _rank_slots(found: Mapping[int, TableProfile], pool: Pool, low: int, high: int) -> None:
-    """Rank the rows in slots [low, high) by the profiles of their tables, given by table id."""
+    """Rank the rows in slots [low, high) of a pool by the profiles of their tables; `found` has the
+    profiles by table id."""
     if pool.policy.counts_touches:
         _seed(pool, found, low, high)
     elif pool.policy.has_levels:

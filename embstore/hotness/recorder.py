@@ -1,20 +1,21 @@
 """Recording of the accesses of calls, for a sample of the keys, in bounded memory.
 
 A recorder keeps an **event** for each sampled key of each call, with the number of the key's
-accesses in the call. Whether a key is sampled is decided by its hash alone (`profile.py`), so that
-all events of a sampled key are recorded, and the distances between them are true. When there are
-more than `events_max` events, the rate is halved, and the events of keys that are no longer sampled
-are removed, back to the first call (SHARDS with a fixed size: Waldspurger et al., FAST 2015). The
-remaining events are the same as if the recorder had begun with that rate.
+accesses in the call. The hash of a key alone decides whether the key is sampled (`profile.py`).
+Therefore all events of a sampled key are recorded, and the distances between these events are true.
+When there are more than `events_max` events, the rate is halved, and all events of keys that are no
+longer sampled are removed, beginning with the first call (SHARDS with a fixed size: Waldspurger et
+al., FAST 2015). The remaining events are the same as if the recorder had begun with that rate.
 
-Unique keys and accesses are totalled over all keys, whether sampled or not: a sample may have a hot
-key too many or too few, and SHARDS_adj corrects by the expected number. Therefore every key of a
-call is looked up once, in a hash table that is only as large as the call. The totals are kept per
-table: `forget` removes the totals and events of a dropped table, and keeps the calls without it.
+The numbers of unique keys and of accesses are totals over all keys, sampled or not: a sample may
+have a hot key too many or too few, and SHARDS_adj corrects this by means of the expected number.
+Therefore every key of a call is looked up once, in a hash table that is only as large as the call.
+The totals are kept per table: `forget` removes the totals and events of a dropped table, and leaves
+those of the other tables.
 
-A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or when
-there are more tables than an int16 can number. Then further calls are not recorded, and the
-recording stays valid.
+A recording ends by itself (`is_full`) after 2**31 - 1 calls, when its rate would fall below
+_RATE_MIN, or when there are more tables than an int16 can number. Further calls are then not
+recorded, and the recording stays valid.
 """
 
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ class _Events:
         self.count = 0
 
     def keep(self, samples: NDArray[np.uint64]) -> None:
-        """Drop the events whose keys are no longer in the sample."""
+        """Drop the events of keys that are no longer in the sample."""
         self.count = keep_events(
             self.calls, self.tables, self.keys, self.counts, self.count, samples
         )
@@ -79,8 +80,8 @@ class Recorder:
 
     Parameters
     ----------
-    events_max : maximum number of events that are kept, of 24 bytes each
-    rate : initial share of the keys that is sampled
+    events_max : maximum number of events that are kept; an event takes 24 bytes
+    rate : the share of the keys that is sampled at first
 
     Raises
     ------
@@ -117,7 +118,7 @@ class Recorder:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory for all events, kept or future, and of the scratch for large calls."""
+        """Bytes of memory for `events_max` events, and for the scratch table of large calls."""
         return _EVENT_BYTES * (self._events_max + self._new.room) + self._scratch.nbytes
 
     def record(self, call: Call) -> None:
@@ -125,9 +126,9 @@ class Recorder:
 
         Parameters
         ----------
-        call : for each table its name; its keys, (n,) int64, in any order, repeats allowed; and the
-            number of accesses that each key stands for, (n,) int64, >= 1, or None: one each. If a
-            table occurs twice, its keys are joined.
+        call : for each table: the name; the keys, (n,) int64, in any order, repeats allowed; and
+            the number of accesses for which each key stands, (n,) int64, >= 1, or None: one access
+            per key. If a table occurs twice, its keys are joined.
         """
         self.is_full |= self.calls == _CALLS_MAX or not self._enter_tables(call)
         if self.is_full:
@@ -147,7 +148,7 @@ class Recorder:
         """Delete the recording of a table, as if it had occurred in no call."""
         table = self._tables.pop(name, None)
         if table is not None:
-            self._samples[table.place, 1] = 0  # no hash is 0, so all of its keys are dropped
+            self._samples[table.place, 1] = 0  # no hash is 0, so all keys of the table are dropped
             self._events.keep(self._samples)
             self._free_places.append(table.place)
 
@@ -156,7 +157,8 @@ class Recorder:
         return Trace(**self.copied())
 
     def copied(self) -> dict[str, Any]:
-        """Return the fields of a `Trace` without its checks, which take longer than copying."""
+        """Return the fields of `trace()`. The checks of `Trace` are not made: they take longer than
+        the copy."""
         events, kept = self._events, slice(self._events.count)
         tables = self._tables.values()
         numbers = np.zeros(len(self._samples), np.int16)
@@ -174,7 +176,8 @@ class Recorder:
         }
 
     def _enter_tables(self, call: Call) -> bool:
-        """Number new tables; return False, and number none, if there are too many tables."""
+        """Give numbers to new tables. If there are too many tables, number no table and return
+        False."""
         new = dict.fromkeys(name for name, _, _ in call if name not in self._tables)
         if len(self._tables) + len(new) > _TABLES_MAX:
             return False
@@ -220,7 +223,8 @@ class Recorder:
 
 
 def _joined(call: Call) -> _Parts:
-    """Return the keys and counts of each table of a call; counts of shape (0,): each key once."""
+    """Return the keys and counts of each table of a call; counts of shape (0,) mean: each key
+    once."""
     parts: dict[str, list[tuple[Keys, Counts | None]]] = {}
     for name, keys, counts in call:
         assert counts is None or len(counts) == len(keys), "a count a key"

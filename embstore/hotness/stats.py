@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class CountStats:
-    """The counts of one table. An instance of this class stands for a table without counts."""
+    """The counts of one table. An instance without arguments describes a table that has no
+    counts."""
 
     distinct: int = gauge("Keys that have a count.", metric="counted_keys")
     accesses: int = gauge("Counted accesses.", metric="counted_accesses")
@@ -94,7 +95,7 @@ def _levels_bytes(engine: Source) -> int:
 
 @dataclass
 class FrequencyStats:
-    """Access frequencies, and their uses. Deleting the counts sets their stats to 0."""
+    """Access frequencies, and their uses. When the counts are deleted, their stats become 0."""
 
     count_rate: float = gauge(
         "Share of lookups that is counted.", lambda e: e.frequencies.accesses.rate

@@ -1,12 +1,12 @@
 """Warming: loading the rows with the most expected lookups into the cache ahead of the lookups.
 
-Rows are chosen by their profiled counts over all tables of a pool, for a share of the pool's slots.
-They are loaded piece by piece, so that other calls run in between. The most frequent rows are
-loaded last, so that under LRU they are evicted last. Under LFU, rows start with the counts that
-they would have reached by now.
+The rows with the highest counts in their profiles are chosen from all tables of a pool, as many
+rows as a share of the pool's slots can hold. They are loaded piece by piece, so that other calls
+can run in between. The most frequent rows are loaded last, so that under LRU they are evicted last.
+Under LFU, the loaded rows start with the counts that lookups would have given them.
 
-When a store is opened, warming runs on a thread of its own; when a caller requests it, it runs on
-the caller's thread. Which rows are warm changes no bit of any row.
+When a store is opened, warming runs on a thread of its own; when a caller requests warming, it runs
+on the caller's thread. No bit of any row depends on which rows are warm.
 """
 
 import threading
@@ -53,7 +53,7 @@ class Warming:
         self.stats = WarmingStats()
 
     def start(self, share: float) -> None:
-        """Warm a share of the slots in the background."""
+        """Load rows into a share of the slots, in the background."""
 
         def warm() -> None:
             with suppress(EmbstoreError):  # a later lookup of these rows raises the error
@@ -63,11 +63,11 @@ class Warming:
             self._background.start(warm)
 
     def warm(self, share: float, progress: Progress | None) -> Warmed:
-        """Load the most frequent rows, for a share of the slots.
+        """Load the most frequent rows, into a share of the slots.
 
         Raises
         ------
-        CapacityError, CorruptTableError : some of the rows are warm.
+        CapacityError, CorruptTableError : a row cannot be loaded; the rows loaded before it stay.
         """
         stats = self._warm(share, progress, at_all_costs=True)
         return Warmed(stats.rows, stats.of, finished=True)
@@ -113,7 +113,8 @@ class Warming:
                 yield self._most_frequent(pool, share, parts)
 
     def _profiled(self, table_id: int) -> tuple[Keys, NDArray[np.float64]] | None:
-        """Return the row keys in a table's profile and the estimated accesses of each row."""
+        """Return the row keys in a table's profile, and the estimated number of accesses of each
+        row."""
         kept = self._kept.profile("imported", table_id)
         if kept is None or not len(kept[0].keys):
             return None
@@ -161,9 +162,9 @@ class Warming:
         return len(keys)
 
     def stop(self) -> None:
-        """Make running work end soon, and start no more work."""
+        """Ask the running work to end soon, and start no more work."""
         self._background.stop()
 
     def join_threads(self) -> None:
-        """Wait for the background work. Must not be called with the engine."""
+        """Wait for the background work. The caller must not have the engine."""
         self._background.join()

@@ -1,8 +1,8 @@
 """Files of profiles and hot sets: a JSON header and arrays of integers, in an .npz archive.
 
-Arrays contain unsigned integers, each array of the narrowest type that its values fit. A negative
-sparse key is stored by its 64 bits, as an unsigned number. The same content always makes the same
-bytes.
+Arrays contain unsigned integers. The type of an array is the narrowest type into which its values
+fit. A negative sparse key is stored as the unsigned number with the same 64 bits. The same content
+always makes the same bytes.
 
 **The content of a file is never trusted.** Nothing is unpickled, and each array is read to its end,
 so that its checksum is checked. Sizes are compared before memory is allocated:
@@ -16,9 +16,9 @@ so that its checksum is checked. Sizes are compared before memory is allocated:
     arrays       exactly the arrays that the header names, which is checked before the first is
                  read; then they are read and widened to int64 one at a time, on use
 
-Therefore reading a file of n bytes takes the objects of the header, one array in its stored form,
-and at most 8 n bytes of widened arrays. No file is written whose header or directory would be
-refused on reading.
+Therefore, to read a file of n bytes takes memory for the objects of the header, for one array in
+its stored form, and at most 8 n bytes for widened arrays. A file is not written if its header or
+directory would be refused on reading.
 
 Only NumPy is imported, because clients import this module.
 """
@@ -49,15 +49,18 @@ if TYPE_CHECKING:  # it takes a while to import, and most clients read no profil
 _STORED = 0
 """zipfile.ZIP_STORED."""
 HEADER_BYTES_MAX = 4 << 20
-"""Bytes of the names and numbers of as many tables as a store may have, with the longest names."""
+"""Maximum length of the header: enough for the names and numbers of all tables that a store can
+have, with the longest names."""
 DIRECTORY_BYTES_MAX = 4 << 20
-"""About 60 bytes for each member; a table has two members."""
+"""Maximum length of the directory. It takes about 60 bytes for each member; a table has two
+members."""
 
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _FRONT_BYTES, _FIXED_BYTES = 128, 10
-"""Bytes that NumPy writes before an array of one or two dimensions; and the fixed part of them,
-which is eight bytes that name the format, and two bytes with the length of the description."""
+"""Number of bytes that NumPy writes before an array of one or two dimensions; and the number of
+bytes in the fixed part of these: eight bytes that name the format, and two bytes with the length of
+the description."""
 _FRONT = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"{'descr': '([<>|]u[1248])', 'fortran_order': False, "
@@ -65,13 +68,13 @@ _FRONT = re.compile(
     re.DOTALL,
 )
 """The description is parsed by this expression and not by NumPy. NumPy calls the parser of Python,
-which in Python 3.11 sometimes fails if two threads are in it (SystemError: AST constructor
-recursion depth mismatch)."""
+which in Python 3.11 sometimes fails if two threads use it at the same time (SystemError: AST
+constructor recursion depth mismatch)."""
 _REASON_CHARACTERS_MAX = 1000
 
 
 class Members:
-    """The arrays of a file; each is read when it is taken."""
+    """The arrays of a file. An array is read when it is taken."""
 
     def __init__(self, file: "zipfile.ZipFile", content_bytes: int) -> None:
         self._file = file
@@ -85,7 +88,7 @@ class Members:
         check(total <= content_bytes, f"{total} bytes of arrays", f"{content_bytes} bytes in all")
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise unless exactly these arrays are left."""
+        """Raise an error unless the arrays that are left are exactly those with the given names."""
         expected = {_filename(name) for name in names}
         missing = sorted(expected - self._members.keys())
         check(not missing, "an array", f"no {''.join(missing[:1])}")
@@ -130,11 +133,11 @@ class Archive:
 
     def __init__(self, what: str, version: int) -> None:
         self.what = what
-        """The kind's name in errors: "an embstore profile"."""
+        """The name of the kind in errors, for example "an embstore profile"."""
         self._version = version
 
     def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the content of the file. It depends on the arguments alone.
+        """Return the content of the file, which depends on the arguments alone.
 
         Raises
         ------
@@ -154,15 +157,15 @@ class Archive:
     def read(
         self, content: bytes, what: str, unpack: Callable[[dict[str, Any], Members], Unpacked]
     ) -> Unpacked:
-        """Return the result of `unpack` for header and arrays.
+        """Return the result of `unpack` for the header and the arrays of a file's content.
 
         `unpack` removes all known entries from the header, and calls `Members.check_names` before
         it takes the first array.
 
         Raises
         ------
-        InvalidArgumentError : `content` is no such file, or `unpack` raises an error, or it leaves
-            some of the header; the message names `what`.
+        InvalidArgumentError : `content` is not a file of this kind, or `unpack` raises an error or
+            leaves some entries of the header; the message names `what`.
         """
         import zipfile
 
@@ -197,7 +200,8 @@ class Saved(Value):
     archive: ClassVar[Archive]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all; until then a previous file of that name stays.
+        """Write the file, whole or not at all. A previous file of that name stays until the new
+        file is complete.
 
         Raises
         ------
@@ -211,7 +215,8 @@ class Saved(Value):
 
         Raises
         ------
-        InvalidArgumentError : the file cannot be read, or is of another kind; the error names it.
+        InvalidArgumentError : the file cannot be read, or is of another kind; the error names the
+            file.
         """
         try:
             content = Path(path).read_bytes()
@@ -248,10 +253,11 @@ def _filename(name: str) -> str:
 
 
 def _check_directory(content: bytes) -> None:
-    """Check the length of the list of members that the file's end announces.
+    """Check the length of the list of members, which is recorded at the end of the file.
 
     zipfile would make an object of half a KiB for each member. This function looks for the end
-    where zipfile does, for an archive without a comment, and uses the longer form if there is one.
+    record where zipfile looks for it in an archive without a comment, and uses the longer form of
+    that record if the file has it.
     """
     end = len(content) - _END.size
     check(end >= 0, "the end of an archive", f"{len(content)} bytes")
@@ -265,16 +271,19 @@ def _check_directory(content: bytes) -> None:
 
 
 def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
-    """Return integers in the narrowest unsigned type that fits all; int64 values by their bits."""
+    """Return integers in the narrowest unsigned type into which all fit; int64 values are taken as
+    unsigned numbers with the same bits."""
     if values.dtype == np.int64:
         values = values.view(np.uint64)
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
 def why_not_replaced(path: str | os.PathLike[str]) -> str:
-    """Return why no file can be written to a path; "" if one can, as far as is known beforehand.
+    """Return the reason why no file can be written to a path; "" if no such reason is known
+    beforehand.
 
-    A device or a pipe must not be replaced by a file. For a symbolic link its target is checked.
+    A device or a pipe must not be replaced by a file. If the path is a symbolic link, the target of
+    the link is checked.
     """
     final = Path(os.path.realpath(path))
     try:
@@ -291,11 +300,12 @@ def why_not_replaced(path: str | os.PathLike[str]) -> str:
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file in the same directory, and rename it to `path` once it is on the disk.
 
-    If `path` is a symbolic link, its target is replaced.
+    If `path` is a symbolic link, the target of the link is replaced.
 
     Raises
     ------
-    StorageError : the disk refused, or `path` is no regular file; a previous file is unchanged.
+    StorageError : the disk refused the write, or `path` is no regular file; a previous file is
+        unchanged.
     """
     if why := why_not_replaced(path):
         raise StorageError(
@@ -317,7 +327,8 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def keys_to_gaps(keys: Keys) -> NDArray[np.int64]:
-    """Return the first of ascending keys, and then the difference of each key to the one before."""
+    """Return the first of some ascending keys, and then the difference of each key to the key
+    before."""
     return np.diff(keys, prepend=np.int64(0))
 
 

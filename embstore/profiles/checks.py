@@ -1,4 +1,5 @@
-"""Checks of profiles and hot sets, for values of a caller and for values of a file alike.
+"""Checks of profiles and hot sets. Values from a caller and values from a file pass the same
+checks.
 
 Each check raises InvalidArgumentError with the expected and the found value.
 """
@@ -52,7 +53,8 @@ def check_array(
     dtype: type[np.integer[Any]] = np.int64,
     ndim: int = 1,
 ) -> None:
-    """Raise unless `values` is an array of a dtype and `ndim` dimensions, with all >= `least`."""
+    """Raise unless `values` is an array of `dtype` with `ndim` dimensions, and all values are >=
+    `least`."""
     expected = f"{what} of dtype {np.dtype(dtype)} and {ndim} dimension(s)"
     if not isinstance(values, np.ndarray):
         raise InvalidArgumentError(f"expected {expected}, found {type(values).__name__}")

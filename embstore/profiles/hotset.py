@@ -2,21 +2,21 @@
 
 A row is **hot** if its profiled count reaches a threshold. The threshold is the same for all
 tables, so that no cold row of any table was used more often than a hot row. It is the lowest
-threshold whose rows fit the budget. Rows of equal count are either all hot or all cold. Choosing a
-part of them, for example the lowest keys, would make rows hot by the accident of their numbers, and
-another part after the next sample. Therefore a budget is rarely used to the last byte, and if all
-counts of a profile are equal, no row may be hot.
+threshold whose hot rows fit into the budget. Rows of equal count are either all hot or all cold. If
+only some of them were hot, for example those with the lowest keys, rows would be hot by the
+accident of their keys, and other rows would be hot after the next sample. Therefore a budget is
+rarely used to the last byte, and if all counts of a profile are equal, possibly no row is hot.
 
 **Small tables**, of at most 1/256 of the budget, are hot as a whole. The reason is that a sample is
-hot only if all of its ids are hot: one cold id of a table of three rows would make it cold. Small
-tables together take at most half of the budget, the smallest first; to other small tables the
-threshold applies as to large ones.
+hot only if all of its ids are hot: one cold id of a table of three rows would make the sample cold.
+Small tables together take at most half of the budget, the smallest tables first. To the remaining
+small tables the threshold applies, as to large tables.
 
-FAE (Adnan et al., VLDB 2022) tries several thresholds, and estimates the rows above each from
-random chunks of the tables. A profile contains the counts, so the rows above every threshold are
-known. A profile of a sample can be used as well; the threshold is then in sampled accesses. FAE's
-code stores the numbers of hot rows as float32, which cannot distinguish 16,777,217 from its
-predecessor; here these numbers are int64 from the profile to the file.
+FAE (Adnan et al., VLDB 2022) tries several thresholds, and estimates from random chunks of the
+tables how many rows are above each threshold. Here a profile contains the counts, so the rows above
+every threshold are known. The profile can be that of a sample; the threshold is then a number of
+sampled accesses. FAE's code stores the numbers of hot rows as float32, which cannot distinguish
+16,777,217 from its predecessor; here these numbers are int64 from the profile to the file.
 
 Only NumPy is imported, because clients import this module.
 """
@@ -42,7 +42,7 @@ ROW_BYTES_MAX = VALUE_BYTES * (
 )
 """Bytes of the widest row that a table can have."""
 SMALL_TABLE_SHARE = 256
-"""A table is hot as a whole if it takes at most the budget divided by this."""
+"""A table is hot as a whole if it takes at most the budget divided by this number."""
 _SMALL_TABLES_SHARE = 2
 
 
@@ -58,11 +58,11 @@ class HotSet(Saved):
     archive = Archive("an embstore hot set", 1)
     tables: dict[str, Keys]
     """Hot keys by table name: (k,) int64, ascending and unique, without -1; k may be 0. Sparse keys
-    of 2**63 or more are negative, and therefore first."""
+    of 2**63 or more are negative, and therefore come first."""
     version: int = 1
-    """>= 1. A later set of the same store has a larger version."""
+    """The version of the set, >= 1. A later set of the same store has a larger version."""
     threshold: int = 0
-    """The number of accesses in the profile from which on a row is hot; 0: the rows were chosen in
+    """The lowest number of accesses in the profile that makes a row hot; 0: the rows were chosen in
     another way."""
     bytes: int = 0
     """Bytes that the rows take; 0: unknown."""
@@ -78,7 +78,8 @@ class HotSet(Saved):
 
     @classmethod
     def of(cls, given: "HotSet | Mapping[str, ArrayLike]") -> "HotSet":
-        """Return a given hot set unchanged, or make a hot set of version 1 from keys by table.
+        """Return a hot set unchanged, or make a hot set of version 1 from a mapping of keys by
+        table.
 
         Parameters
         ----------
@@ -87,7 +88,8 @@ class HotSet(Saved):
 
         Raises
         ------
-        InvalidArgumentError : it is neither, or a key is -1, which is also 2**64 - 1.
+        InvalidArgumentError : `given` is neither a hot set nor such a mapping, or a key is -1,
+            which is the same as 2**64 - 1.
         """
         if isinstance(given, HotSet):
             return given
@@ -127,11 +129,12 @@ class HotSet(Saved):
 def choose_hot_set(
     profile: Profile, budget_bytes: int, row_bytes: Mapping[str, int], version: int = 1
 ) -> HotSet:
-    """Return the largest set of rows with `threshold` accesses or more that fits the budget.
+    """Return the largest hot set that fits the budget: all rows with at least `threshold` accesses.
 
     Parameters
     ----------
-    row_bytes : bytes of a hot row, weights and state, for each table of the profile, by name
+    row_bytes : bytes of a hot row, weights and state together, by table name, for each table of the
+        profile
 
     Raises
     ------
@@ -140,9 +143,9 @@ def choose_hot_set(
 
     Notes
     -----
-    Small tables (see above) are recognized only if the profile knows their rows. The counts of a
-    sketch are too low by up to the table's `error`. Therefore a cold row may have been accessed
-    more often than a hot row, by up to that error.
+    Small tables (described at the top of this module) are recognized only if the profile contains
+    their number of rows. The counts of a sketch are too low by up to the table's `error`. Therefore
+    the accesses of a cold row can exceed those of a hot row by up to that error.
     """
     check_int(budget_bytes, "the budget in bytes", low=1)
     check_version(version)
@@ -191,7 +194,7 @@ def _small_tables(profile: Profile, budget_bytes: int, costs: Mapping[str, int])
 def _lowest_threshold(
     tables: Iterable[TableProfile], budget_bytes: int, costs: Mapping[str, int]
 ) -> int:
-    """Return the lowest threshold, at least 1, whose rows fit the budget."""
+    """Return the lowest threshold, at least 1, whose hot rows fit into the budget."""
     counts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for table in tables:
         values, rows = np.unique(table.counts, return_counts=True)
@@ -200,7 +203,7 @@ def _lowest_threshold(
     values, places = np.unique(np.concatenate(counts), return_inverse=True)
     bytes_at = np.zeros(len(values), np.int64)
     np.add.at(bytes_at, places, np.concatenate(sizes))
-    taken = np.cumsum(bytes_at[::-1])[::-1]  # bytes of the rows with this count or a higher one
+    taken = np.cumsum(bytes_at[::-1])[::-1]  # bytes of the rows with at least this count
     too_low = values[taken > budget_bytes]
     return int(too_low[-1]) + 1 if len(too_low) else 1
 
@@ -214,9 +217,10 @@ class HotCoverage:
     samples: float
     """The share of samples whose ids are all hot."""
     samples_counted: bool
-    """Whether `samples` was counted in the whole samples that the profile contains. Otherwise it is
-    the product of the tables' shares of accesses, as if each sample had one id per table and these
-    ids were independent. They are not, so usually more samples are hot."""
+    """Whether `samples` was counted in the whole samples that the profile contains. Otherwise
+    `samples` is the product of the tables' shares of accesses, as if each sample had one id per
+    table and these ids were independent. Usually ids are not independent, and more samples are
+    hot."""
 
 
 def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
@@ -224,7 +228,7 @@ def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
 
     Raises
     ------
-    InvalidArgumentError : the profile does not have one of the hot set's tables.
+    InvalidArgumentError : the profile lacks a table of the hot set.
     """
     unknown = sorted(hot_set.tables.keys() - profile.tables.keys())
     check(not unknown, "a profile with the tables of the hot set", f"none of {unknown}")
@@ -246,7 +250,8 @@ def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
 
 
 def contained(keys: Keys, wanted: Keys) -> NDArray[np.bool_]:
-    """Return whether each of `wanted`, in any order, is among the ascending unique `keys`, bool."""
+    """Return whether each of `wanted`, (n,) in any order, is among `keys`, which are ascending and
+    unique; (n,) bool."""
     if not len(keys):
         return np.zeros(len(wanted), np.bool_)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

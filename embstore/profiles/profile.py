@@ -1,31 +1,31 @@
-"""Profiles: the number of accesses of each row of each table, as a value and as a file.
+"""Profiles: the number of accesses to each row of each table, as a value and as a file.
 
 An **access** is one occurrence of a key in a lookup. A **profile** contains, for every table, the
-keys that were seen and their counts of accesses; keys that were not seen are omitted. It can have
-two more parts, for questions that counts alone cannot answer. **Samples** are whole training
-samples, drawn uniformly: they show how many samples have only hot rows. A **trace** is a stretch of
-calls in their order: it shows how long it takes until a key occurs again.
+keys that were seen and their counts of accesses; keys that were not seen are omitted. A profile can
+have two more parts, for questions that counts alone cannot answer. **Samples** are whole training
+samples, drawn uniformly; they show how many samples have only hot rows. A **trace** is a stretch of
+calls in their order; it shows how long it takes until a key occurs again.
 
     rate     the share of all samples or calls that was counted; counts are not scaled up
-    error    a bound for each table: its counts are at most this much too low, and a key that is
-             omitted was accessed at most this often; 0 unless a sketch counted (`counter.py`)
+    error    a bound for each table: its counts are too low by at most this number, and a key that
+             is omitted has at most this number of accesses; 0 unless a sketch counted (counter.py)
     ranked   by descending count, equal counts by ascending key, so that a **rank** means the same
              row after every restart
 
 **Spatial sampling.** A trace of all keys of a server would grow as long as the server runs.
-Therefore a trace has a random part of the keys, with every access to these keys (SHARDS:
+Therefore a trace contains a random part of the keys, with every access to these keys (SHARDS:
 Waldspurger et al., FAST 2015): a key of a table is sampled if, and only if, its hash is below
 rate * 2**64. Half the rate selects half of these keys, so a recorder can halve the rate at any
-time. The hash function is the one of the kernels, MurmurHash3's fmix64. It is applied to
-(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that the hash is one to one, and 0
+time. The hash function is MurmurHash3's fmix64, as in the kernels. It is applied to the product of
+key + 1 and the table's seed, modulo 2**64. The seed is odd, so that the hash is one to one, and 0
 is the hash of -1, which is no key.
 
 **Keys** are int64 in the order of int64: in a table of sparse keys, keys of 2**63 or more are
-negative, and therefore first.
+negative, and therefore come first.
 
 **The file** is an archive (archive.py); each key is stored as the difference to the key before. The
-arrays of a file pass the same checks as the arrays of a caller. A profile that is read back equals
-the profile that was written, and writing it again gives the same bytes.
+arrays of a file pass the same checks as the arrays of a caller. A profile that is read back is
+equal to the profile that was written; if it is written again, the file has the same bytes.
 
 Only NumPy is imported, because clients import this module.
 """
@@ -59,22 +59,24 @@ Arrays = dict[str, NDArray[Any]]
 Counts = NDArray[np.int64]
 
 _FITTED_RANKS = 10_000
-"""Ranks to which the skew is fitted: the first four decades, which matter most for a cache."""
+"""Number of ranks to which the skew is fitted: the first four decades, which matter most for a
+cache."""
 _FITTED_COUNT = 10
-"""Least number of accesses from which a count is a usable estimate of the rank's true share."""
+"""Least count that is a usable estimate of the true share of the key's rank."""
 _MIX_SHIFT = np.uint64(33)
 _MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def table_seed(name: str) -> int:
-    """Return the odd factor by which a table's keys are multiplied before they are hashed: the hash
-    of its name, with the lowest bit set."""
+    """Return the odd factor by which a table's keys are multiplied before they are hashed. It is
+    the hash of the table's name, with the lowest bit set."""
     name_hash = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(name_hash, "little") | 1
 
 
 def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
-    """Return the hash, (n,), of keys of a table. Within a table it is one to one, and never 0."""
+    """Return the hash, (n,), of each key of a table. Within a table no two keys have the same hash,
+    and no hash is 0."""
     h = (keys.astype(np.uint64) + np.uint64(1)) * np.uint64(table_seed(name))
     for multiplier in _MIX_MULTIPLIERS:
         h ^= h >> _MIX_SHIFT
@@ -83,7 +85,8 @@ def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
 
 
 def spatial_limit(rate: float) -> int:
-    """Return the largest hash of a key that a sample of this rate contains; -1: it has no key."""
+    """Return the largest hash that a key in a sample of this rate can have; -1: the sample has no
+    key."""
     return int(rate * 2.0**64) - 1
 
 
@@ -98,16 +101,17 @@ class TableProfile(Value):
 
     name: str
     rows: int
-    """Rows of the table when it was counted; 0: unknown, as for files, or for sparse keys."""
+    """Number of rows of the table when accesses were counted; 0: unknown, as for accesses read from
+    files, or for sparse keys."""
     keys: Keys
     """Keys of the rows that were accessed, (k,), ascending and unique, without -1."""
     counts: Counts
-    """Number of accesses of each key, (k,), >= 1."""
+    """Number of accesses to each key, (k,), >= 1."""
     accesses: int
     """Number of all counted accesses; more than the sum of `counts` if a sketch dropped some."""
     error: int = 0
-    """Bound of the error: counts are at most this much too low, and a key that is omitted has at
-    most this many accesses."""
+    """Bound of the error: counts are too low by at most this number, and a key that is omitted has
+    at most this number of accesses."""
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
@@ -122,7 +126,7 @@ class TableProfile(Value):
 
     @property
     def key_bound(self) -> int:
-        """The largest key, unsigned, that the table may have, plus one."""
+        """The largest key, unsigned, that the table can have, plus one."""
         return max(self.rows, self.seen_bound)
 
     @property
@@ -131,12 +135,13 @@ class TableProfile(Value):
         return int(self.keys.view(np.uint64).max()) + 1 if len(self.keys) else 0
 
     def ranked(self) -> tuple[Keys, Counts]:
-        """Return keys and counts by descending count; equal counts are by ascending key."""
+        """Return keys and counts by descending count; keys of equal count are in ascending
+        order."""
         order = np.argsort(-self.counts, kind="stable")
         return self.keys[order], self.counts[order]
 
     def top_share(self, count: int) -> float:
-        """Return the share of all accesses that the `count` most accessed keys take."""
+        """Return the share of all accesses that are accesses to the `count` most accessed keys."""
         count = min(max(count, 0), len(self.counts))
         if count == 0:
             return 0.0
@@ -144,11 +149,12 @@ class TableProfile(Value):
         return exact_sum(top) / self.accesses
 
     def coverage(self, shares: ArrayLike) -> NDArray[np.float64]:
-        """Return the share of accesses that the top rows take, for each share of the rows.
+        """Return the share of accesses to the most accessed rows, for each given share of the rows.
 
         Parameters
         ----------
-        shares : (s,) shares of the table's rows, or of the keys seen if its rows are not known
+        shares : (s,) shares of the number of the table's rows, or, if that is unknown, of the
+            number of keys seen
         """
         rows = self.rows or len(self.keys)
         wanted = np.rint(np.asarray(shares, np.float64) * rows)
@@ -158,9 +164,9 @@ class TableProfile(Value):
         return taken / max(self.accesses, 1)
 
     def zipf_exponent(self) -> float:
-        """Return the skew s of counts that fall as rank**-s; 0.0 if too few were counted.
+        """Return the skew s, if counts fall as rank**-s; 0.0 if too few keys have usable counts.
 
-        It is the least-squares fit of log count to log rank, over ranks that are evenly spaced in
+        The skew is the least-squares fit of log count to log rank. The ranks are evenly spaced in
         the logarithm, so that each decade has the same weight. Ranks above 10,000 and counts below
         10 are left out.
         """
@@ -177,16 +183,17 @@ class TableProfile(Value):
 class Samples(Value):
     """Whole training samples, drawn uniformly from all samples.
 
-    A sample has a list of ids in each column. Lists can have any length: a long list does not make
-    the lists of other samples longer.
+    A sample has a list of ids in each column. Lists can have any length; lists of different samples
+    need not have the same length.
     """
 
     tables: tuple[str, ...]
-    """The table of each column; there is at least one column, and a table can have several."""
+    """The table of each column. There is at least one column, and a table can have several
+    columns."""
     lengths: NDArray[np.int64]
     """Length of each sample's list in each column, (n, columns), >= 0."""
     ids: NDArray[np.int64]
-    """All ids, (sum of `lengths`,), without -1: by column, then by sample."""
+    """The ids of all lists, (sum of `lengths`,), without -1: by column, then by sample."""
 
     def __post_init__(self) -> None:
         check_names(self.tables, "samples: tables", "a table of samples")
@@ -202,7 +209,7 @@ class Samples(Value):
         return len(self.lengths)
 
     def columns(self) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the table of each column, its ids, and the index of the sample of each id."""
+        """Yield, for each column, the table, the ids, and the index of each id's sample."""
         places = np.arange(len(self))
         start = 0
         for table, lengths in zip(self.tables, self.lengths.T, strict=True):
@@ -215,17 +222,17 @@ class Samples(Value):
 class Trace(Value):
     """The accesses of a stretch of calls, for a spatial sample of the keys.
 
-    One event is a key in a call. If the call has the key several times, it is still one event, with
-    the number of accesses as its count.
+    One event is a key in a call. If a call has a key several times, the key still has one event,
+    whose count is the number of accesses.
     """
 
     rate: float
     """The share of keys that the sample contains."""
     tables: tuple[str, ...]
     calls: int
-    """Number of calls of the recorded stretch, including calls without an event."""
+    """Number of calls in the recorded stretch, including calls without an event."""
     call: NDArray[np.int32]
-    """Number of each event's call, (e,), never decreasing, from 0."""
+    """Index of each event's call in the stretch, (e,), from 0, never decreasing."""
     table: NDArray[np.int16]
     """Index of each event's table in `tables`, (e,)."""
     keys: Keys
@@ -233,9 +240,10 @@ class Trace(Value):
     counts: Counts
     """Number of accesses to the key in that call, (e,), >= 1."""
     unique_total: int
-    """Number of unique keys per call, summed over the stretch, of all keys, sampled or not."""
+    """Sum of the numbers of unique keys of all calls in the stretch, over all keys, sampled or
+    not."""
     access_total: int
-    """Number of accesses in the stretch, to all keys, sampled or not."""
+    """Number of accesses in the stretch to all keys, sampled or not."""
 
     def __post_init__(self) -> None:
         check_rate(self.rate, "trace: rate")
@@ -280,7 +288,7 @@ class Profile(Saved):
     samples: Samples | None = None
     trace: Trace | None = None
     store_id: str = ""
-    """Id of the store that counted; empty if no store did."""
+    """Id of the store that counted the accesses; empty if no store counted them."""
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
@@ -325,8 +333,9 @@ class Profile(Saved):
 
 
 def exact_sum(counts: Counts) -> int:
-    """Return the sum of counts >= 0, exactly: the counts of a damaged file might overflow int64."""
-    high = int((counts >> 32).sum())  # one half at a time: each needs as much memory as `counts`
+    """Return the exact sum of counts, which are >= 0. The sum of the counts in a damaged file can
+    exceed int64."""
+    high = int((counts >> 32).sum())  # one half at a time: a half needs as much memory as `counts`
     return (high << 32) + int((counts & 0xFFFFFFFF).sum())
 
 

@@ -1,13 +1,13 @@
 """Storage: every row of every table, in an immutable base and a write-back log.
 
 A row's newest stored content is looked up in this order: in the log, by the log index; then in the
-newest run of the base that contains the row. A row that is in neither has the value that its
-table's initializer computes.
+newest run of the base that contains the row. A row that is in neither log nor base has the value
+that the initializer of its table computes.
 
 A missing or damaged file raises a CorruptTableError. If the disk is full, a CapacityError is raised
 before anything has changed. The modules:
 
-    storage.py       tables, commits, restores; joins the parts below
+    storage.py       tables, commits, restores; joins the modules below
     stored_rows.py   reads rows from log and base
     appender.py      logs dirty rows
     contents.py      the open directory: catalogue, log, base, ids; failures of the disk
@@ -34,7 +34,7 @@ before anything has changed. The modules:
     removal.py       removal of unnamed files
 
     command_files.py, command_records.py   the command log: writing, reading
-    command_stream.py                      the same, sent to standbys
+    command_stream.py                      the command log, sent to standbys
 
     records.py       rows as checked records
     cold.py          pages of records that are not in memory
@@ -44,7 +44,7 @@ before anything has changed. The modules:
     verify.py        a whole directory: damage, and the rows that it affects
     taking.py        replaces a standby's store by a commit of its leader
     lineage.py       promotions of standbys
-    lives.py         which process gave which commands their numbers
+    lives.py         a record of which process numbered which commands
     format.py        magic numbers and headers of the files
     trailer.py       the end of a file: its key index, checked
     files.py         every file operation; tests record, tear and refuse operations here

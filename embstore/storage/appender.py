@@ -1,8 +1,8 @@
 """Dirty rows that leave the cache, appended to the log.
 
 Space for every row that a command may push out of the cache is reserved before the command changes
-a row, so that a full disk refuses the whole command. Rows are packed and indexed in pieces; one
-piece is packed while the piece before it is written.
+a row, so that a full disk refuses the whole command. Rows are packed and indexed in pieces; a piece
+is packed during the write of the piece before it.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class Appender:
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
         """Reserve space in the log for `records` records of at most `record_bytes` each.
 
-        A checkpoint is not `bounded` by the limit on the log's rows: once rows are committed, they
-        can be folded, which shortens the log.
+        The limit on the log's rows applies only if `bounded` is true. A checkpoint passes False:
+        once its rows are committed, they can be folded, and a fold shortens the log.
         """
         if records:
             if bounded:

@@ -6,30 +6,31 @@ A backup consists of the files of the store, under the same names:
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
     labels/HASH-N.shard     for a shard of a cluster: its file SHARD; HASH is the hash of the label,
                             N is the command number
-    labels/HASH-N.lineage   for a store with promotions: these, as in its file LINEAGE
+    labels/HASH-N.lineage   for a store with promotions: the promotions, as in its file LINEAGE
     log/N.log, base/N-P.rows, ids/N.ids   the files that these catalogues name; several catalogues
                             can name the same file
 
 Such files never change, and no name is used twice in the life of a store. Therefore a second backup
 copies only files that no other label's backup contains. Catalogues are written last. A catalogue is
 either whole or has a wrong checksum, so an interrupted backup is never mistaken for a backup. After
-a catalogue was removed, the next backup removes the files that no catalogue names any more; it
-leaves files that no store makes (own_names.py).
+a catalogue was removed, the next backup removes the files that no catalogue names any more. It does
+not remove files that no store makes (own_names.py).
 
 **While the store continues to run**, merges replace files. Therefore the files of a backup get
-second names in the store's own directory (`backup/`, hard links). They are all linked while the
-engine waits, which takes some microseconds per file. They are removed when the backup ends, or,
-after a crash, when the store is opened. Rejected: a list of files that merges must leave. All code
-that removes files would have to read the list, and the list would have to survive a crash.
+second names in the store's own directory (`backup/`, hard links). The engine waits until all files
+are linked, which takes some microseconds per file. The second names are removed when the backup
+ends, or, after a crash, when the store is opened. Rejected: a list of files that merges must leave.
+All code that removes files would have to read that list, and the list would have to survive a
+crash.
 
 **A restored directory** becomes a store when its last file, store.json, is written; before that it
-does not open. Its epoch is one that the original store never had (the time, in seconds), so that
-clients of the original are not taken for clients of the new store. It numbers its files from a
-number on that the original has not reached: both can make backups at one destination, and a standby
-does not take a file of one for that of the other. If the new store gets another
-id, the header page of each file is rewritten; records do not contain the id. A shard's backup
-becomes that shard again, with its map: all shards of a cluster are restored together
-(`embstore.storage.cluster_backups`).
+does not open. The new store begins an epoch that the original store never had (the time, in
+seconds), so that clients of the original are not taken for clients of the new store. The new store
+numbers its files from a number on that the original has not reached. Therefore both stores can make
+backups at one destination, and a standby does not take a file of one store for a file of the other.
+If the new store gets another id, the header page of each file is rewritten; records do not contain
+the id. The backup of a shard becomes the same shard again, with its map: all shards of a cluster
+are restored together (`embstore.storage.cluster_backups`).
 """
 
 import hashlib
@@ -68,17 +69,18 @@ from embstore.storage.verify import Verification, entries_of, verify_files
 _LABELS, _SUFFIX = "labels", ".catalogue"
 _PLACE, _LINEAGE = ".shard", ".lineage"
 _SKIPPED_NUMBERS = 1 << 20
-"""File numbers that a restored store leaves out: more than the store that was backed up can have
-used since, so that no two files of both histories have one name."""
+"""Number of file numbers that a restored store skips. The original store cannot have used as many
+since the backup, so no file that one store makes from then on has the name of a file of the other
+store."""
 _NAME_BYTES_MAX = 240
 _PROBLEMS_MAX = 5
-"""Number of problems that an error shows."""
+"""Maximum number of problems that an error message shows."""
 
 Progress = Callable[[int, int], None]
 
 
 def catalogue_of(catalogue: Catalogue, checkpoint: KeptState | None) -> Catalogue:
-    """Return the catalogue of a backup: its head is the checkpoint, or, if None, the head."""
+    """Return the catalogue of a backup: its head is `checkpoint`; None: the head of `catalogue`."""
     state = checkpoint or KeptState("", {}, catalogue.head)
     command = state.state.command
     lives = up_to(catalogue.lives, command)
@@ -98,7 +100,7 @@ def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]
     of a path.
 
     `make_room` must have been called before, because it waits for the disk. This function is called
-    with the engine, and must be fast.
+    with the engine, so it must be fast.
     """
 
     def name(path: str) -> str:
@@ -124,14 +126,14 @@ def back_up(
 
     Parameters
     ----------
-    name : returns the path in `files` of a file of the catalogue
+    name : returns the path, in `files`, of a file that the catalogue names
     label : label of the backup; an existing backup of this label is replaced
     progress : called with the bytes copied so far and the total; an exception ends the backup
 
     Raises
     ------
-    InvalidArgumentError : the destination contains another file of the same name, which is damaged
-        or was written by a copy of this store that has continued independently.
+    InvalidArgumentError : the destination has another file of the same name: a damaged file, or a
+        file of a copy of this store that has continued independently.
     CapacityError, StorageError : the existing backups are unchanged.
     """
     own = _path_of_label(label)
@@ -202,7 +204,7 @@ def restore_from(
     store_id: str | None,
     progress: Progress,
 ) -> Catalogue:
-    """Make a directory the store whose backup this is; return its catalogue. See `restoring`."""
+    """Make a directory the store that was backed up; return its catalogue. See `restoring`."""
     with restoring(source, target, label, store_id, progress) as made:
         return made
 
@@ -215,12 +217,13 @@ def restoring(
     store_id: str | None,
     progress: Progress,
 ) -> Iterator[Catalogue]:
-    """Make a directory the store whose backup this is; yield its catalogue. The directory is locked
-    until the block ends. After an error, also one of the block, the directory is as it was before.
+    """Make a directory the store that was backed up; yield its catalogue. The directory is locked
+    until the block ends. After an error, also an error in the block, the directory is as it was
+    before.
 
     Parameters
     ----------
-    label : None: the backup of the highest command number
+    label : label of the backup; None: the backup of the highest command number
     store_id : id of the new store; None: the id in the backup
     progress : called with the bytes done so far and the total
 
@@ -233,7 +236,7 @@ def restoring(
     label, backup = _chosen(source, label)
     place = place_of(source, label, backup)
     check_empty(target)
-    # Above all present epochs, and another one per restore, also if the clock was set back.
+    # Above all present epochs, and another epoch per restore, also if the clock was set back.
     epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
     restored = replace(
         backup,
@@ -316,7 +319,7 @@ def _header(entry: Entry, store_id: bytes) -> bytes:
 
 
 def _remove_all(target: Files) -> None:
-    """Delete the partial copy, identity files first; a retry reports leftovers."""
+    """Delete the partial copy, identity files first. A later restore reports files that remain."""
     for path in (IDENTITY, catalogues.PATH, shards.PATH, lineages.PATH):
         target.discard(path)
         target.discard(f"{path}.new")
@@ -345,7 +348,7 @@ def backups_in(source: Destination) -> dict[str, Catalogue]:
 
 
 def place_of(source: Destination, label: str, backup: Catalogue) -> ShardPlace | None:
-    """Return the number and map of the shard whose backup this is; None: the store was no shard."""
+    """Return the number and map of the shard that was backed up; None: the store was no shard."""
     path = _path_of(label, backup, _PLACE)
     content = _read(source, path)
     return None if content is None else shards.decode(content, path)
@@ -381,8 +384,9 @@ def _path_of_label(label: str) -> str:
 
 
 def _path_of(label: str, backup: Catalogue, suffix: str) -> str:
-    """Return the path of a backup's file SHARD or LINEAGE. Another backup of that label has another
-    path, so that an interruption between writing it and the catalogue damages neither backup."""
+    """Return the path of a backup's file SHARD or LINEAGE. Another backup of the same label has
+    another path, so that an interruption between the writes of this file and of the catalogue
+    damages neither backup."""
     name = hashlib.blake2b(label.encode(), digest_size=8).hexdigest()
     return f"{_LABELS}/{name}-{backup.head.command}{suffix}"
 

@@ -2,13 +2,14 @@
 
 A fold adds a run, and a merge makes one run of several (merges.py); files never change. This has
 three consequences. A reader needs no lock: located records stay mapped as long as the reader refers
-to the maps, also during merges. After a crash every file is either named by the catalogue or a
+to the maps, also during merges. After a crash every file that the catalogue does not name is a
 leftover. A backup can consist of hard links.
 
-A row is found by asking the runs, newest first. Each run is asked for the part whose range contains
-the key, then for the key's group in the part's index (key_index.py), then for the key's rank in the
-group. The index detects missing rows, so the disk is read only for rows that exist. The index also
-detects deleted rows: a run's tombstones are in a separate run, whose records contain no row.
+A row is looked up in the runs, newest first. In each run the lookup finds the part whose range
+contains the key, then the key's group in the part's index (key_index.py), then the key's rank in
+the group. The index shows whether the run has the row, so the disk is read only for rows that
+exist. The index also shows whether the row was deleted: a run's tombstones are in a separate run,
+whose records contain no row.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ from embstore.storage.key_index import (
 from embstore.storage.run import Part, Run, RunFile
 
 BURIED = np.uint64(1)
-"""In place of an address: the newest record of the row is a tombstone."""
+"""The value in place of an address if the newest record of the row is a tombstone."""
 
 
 @building_block
@@ -58,10 +59,11 @@ def locate(
     low: int,
     high: int,
 ) -> None:
-    """Write the record addresses of keys[low:high], for keys whose address is 0.
+    """Write the addresses of the records of keys[low:high], for keys whose address is 0.
 
     A deleted row's address becomes BURIED; a key that the base does not have keeps its 0. The loop
-    is in this function because passing arrays to a function in a loop costs time per key.
+    over the keys is in this function, because a call per key would pass the arrays each time, which
+    takes time.
     """
     for i in range(low, high):
         if addresses[i] != np.uint64(0):
@@ -168,7 +170,7 @@ def arrays_of(runs: Sequence[Run]) -> Arrays:
 
 def have_rows(runs: Sequence[Run], keys: Keys) -> NDArray[np.bool_]:
     """Return whether each row key has a row in some runs, (n,) bool. The runs are given oldest
-    first; a row that a tombstone in these runs hides does not count. Any thread."""
+    first; the result is False for a row that a tombstone in these runs hides. Any thread."""
     addresses = np.zeros(len(keys), np.uint64)
     find_rows(*arrays_of(runs), keys, addresses)
     found: NDArray[np.bool_] = addresses > BURIED
@@ -176,7 +178,7 @@ def have_rows(runs: Sequence[Run], keys: Keys) -> NDArray[np.bool_]:
 
 
 class Base:
-    """The runs of a store. Engine thread only; the thread of a merge reads the files.
+    """The runs of a store. Engine thread only, but the thread of a merge also reads the files.
 
     arrays : the first arguments of `locate`
     """
@@ -201,7 +203,8 @@ class Base:
         )
 
     def open(self, entries: tuple[RunEntry, ...]) -> tuple[Run, ...]:
-        """Map the files of a catalogue's runs, except files that are mapped already."""
+        """Map the files of a catalogue's runs, except the files that are already mapped; return the
+        runs."""
         opened = dict(self._by_path)
         runs = []
         for run in entries:
@@ -212,7 +215,7 @@ class Base:
         return tuple(runs)
 
     def use(self, runs: tuple[Run, ...]) -> None:
-        """Make opened runs the current ones."""
+        """Make opened runs the current runs."""
         self.runs = runs
         self._by_path = {part.entry.path: part.file for run in runs for part in run}
         self.maps = tuple(file.map for file in self._by_path.values())

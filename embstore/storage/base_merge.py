@@ -20,7 +20,7 @@ from embstore.storage.run import Run, RunWriter
 from embstore.storage.tiers import Choice, choose
 
 _PIECE_ROWS = 1 << 20
-"""Rows whose keys are in memory at the same time."""
+"""Number of rows whose keys are in memory at the same time."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class BaseMerge:
         commit = inputs[-1][0].entry.commit
         cuts = np.array([choice.low, choice.high], np.int64)
         size = sum(int(part.bytes_between(cuts)[0]) for run in inputs for part in run)
-        parts = max(1, -(-size // part_bytes))  # all of about the same size
+        parts = max(1, -(-size // part_bytes))  # all parts of about the same size
         writer = contents.new_run(commit, -(-size // parts))
         return cls(choice, inputs, runs[: choice.oldest], writer, needed)
 

@@ -1,8 +1,9 @@
 """The catalogue: the committed state, in one small file replaced by rename.
 
-A **commit** is a rename. Before it, all files of the new catalogue are on the disk; after it, files
-that the new catalogue no longer names may be removed. Therefore a crash leaves either the old
-catalogue or the new one, and files that this catalogue does not name are removed as leftovers.
+A **commit** is a rename. Before the rename, all files of the new catalogue are on the disk; after
+the rename, files that the new catalogue no longer names may be removed. Therefore a crash leaves
+either the old catalogue or the new one, and files that the remaining catalogue does not name are
+removed as leftovers.
 
 A **state** describes the store at a commit: the tables with their identity and tunables, and the
 command number. Its rows are in the runs of the base and in the segments of the log whose ``commit
@@ -11,15 +12,16 @@ is the newest state; a **checkpoint** is a state that is kept under the caller's
 are folded or merged together lie between the same two checkpoints, so that every kept state stays
 readable.
 
-The numbers of segments, runs and files of ids, and the table ids, only grow. So does the **epoch**.
-It counts how often acknowledged commands were undone, by a restore or by a crash: anything that a
-client knows from an older epoch is void. To detect the crash, the catalogue contains the flag
-**tail**: it is set before the first command after a commit, and cleared by the next commit. If a
-store is opened whose tail is set, commands were lost, and a new epoch begins. The new epoch is
-written together with the next write: before that write no command can be lost.
+The numbers of segments, runs and files of ids, and the table ids, only grow. The **epoch** also
+only grows. It counts how often acknowledged commands were undone, by a restore or by a crash:
+anything that a client knows from an older epoch is void. To detect a crash, the catalogue contains
+the flag **tail**, which is set before the first command after a commit, and cleared by the next
+commit. If the tail is set when a store is opened, commands were lost, and a new epoch begins. The
+new epoch is written together with the next write, because no command can be lost before that write.
 
-If commands are logged, a commit records its position in the command log (command_records.py). It is
-damage if that log is missing, or if the part that was durable at the commit is not whole.
+If commands are logged, a commit records its position in the command log (command_records.py). If
+the command log is missing, or if the part of it that was durable at the commit is not whole, the
+store is damaged.
 """
 
 import json
@@ -57,7 +59,8 @@ class SegmentEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
-    """A range of keys in a file of the base: the run `number` has the rows of these keys there."""
+    """A range of keys in a file of the base: this file contains the rows that the run `number` has
+    in that range."""
 
     number: int
     part: int
@@ -146,7 +149,7 @@ class Catalogue:
         return set().union(*(state.table_ids for state in states))
 
     def without_dropped(self) -> "Catalogue":
-        """Return the catalogue without the parts and ids of tables that no state names."""
+        """Return the catalogue without the parts and files of ids of tables that no state names."""
         alive = np.array(sorted(self.table_ids()), np.int64)
 
         def is_alive(part: PartEntry) -> bool:
@@ -159,9 +162,9 @@ class Catalogue:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of files that are kept because of checkpoints: files newer than the oldest
-        checkpoint, which are not merged with older files, and files of tables that the head does
-        not have."""
+        """Bytes of files that are kept because of checkpoints: the files newer than the oldest
+        checkpoint, because they are not merged with older files; and the files of tables that the
+        head does not have."""
         if not self.checkpoints:
             return 0
         horizon = self.checkpoints[0].state.commit
@@ -174,8 +177,8 @@ class Catalogue:
         return sum(entry.bytes for entry in entries)
 
     def restored(self, checkpoint: KeptState, command: int, lives: Lives) -> "Catalogue":
-        """Return the catalogue whose head is a kept checkpoint, but with `command` and `lives`. The
-        restore has changed the rows of all tables."""
+        """Return the catalogue after a restore: its head is a kept checkpoint, but with `command`
+        and `lives`, and the rows of all tables count as changed by the restore."""
         state = checkpoint.state
         commit, tables = state.commit, (replace(one, written=command) for one in state.tables)
         return replace(
@@ -192,23 +195,26 @@ class Catalogue:
 
 
 def reopened(catalogue: Catalogue) -> Catalogue:
-    """Return the catalogue that the next process to open the store finds: a tail is lost."""
+    """Return the catalogue as the next process that opens the store uses it: if the tail is set,
+    the commands after the commit are lost."""
     if not catalogue.tail:
         return catalogue
     return replace(catalogue, epoch=catalogue.epoch + 1, tail=False)
 
 
 class Encoder:
-    """Encodes successive catalogues; parts that they share are encoded once. One thread."""
+    """Encodes successive catalogues. A checkpoint that the catalogue before also contains is not
+    encoded again. One thread."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], tuple[State, KeptState, str]] = {}
-        """Encoded checkpoints of the last catalogue, by the `id` of the state before and of the
-        checkpoint. The value refers to both objects, so that their ids stay valid."""
+        """Encoded checkpoints of the last catalogue, by two `id`s: of the state before the
+        checkpoint, and of the checkpoint. The value refers to both objects, so that their ids stay
+        valid."""
 
     def encode(self, catalogue: Catalogue) -> bytes:
-        """Return the file's content. JSON objects keep their order, because the order of sessions'
-        places is part of the state."""
+        """Return the file's content. JSON objects keep their order, because the order of the places
+        of sessions is part of the state."""
         before, kept = NOTHING, {}
         for one in catalogue.checkpoints:
             key = id(before), id(one)
@@ -225,7 +231,8 @@ class Encoder:
 
 
 def encode(catalogue: Catalogue) -> bytes:
-    """Return the content of a catalogue file that shares nothing with others."""
+    """Return the content of a catalogue file, encoded without reuse of earlier encoded
+    checkpoints."""
     return Encoder().encode(catalogue)
 
 

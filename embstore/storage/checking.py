@@ -1,11 +1,12 @@
 """The check of one file: header, size, trailer, key index and every record (or every id).
 
 A file is read from its first byte to its last, in pieces, and reading continues after damage: if
-the disk does not return a piece, the piece is halved until the damaged records are known. Therefore
-a check can list the damaged rows. It needs memory for the file's key index and one piece.
+the disk does not return a piece, the piece is halved again and again until the damaged records are
+known. Therefore a check can list the damaged rows. It needs memory for the file's key index and one
+piece.
 
-The check needs no open store: a file that the catalogue names never changes, so one thread can
-check it while other threads use the store (`embstore.engine.scrubbing`).
+The check does not need the store to be open. Files that the catalogue names never change, so one
+thread can check them while other threads use the store (`embstore.engine.scrubbing`).
 """
 
 from collections.abc import Iterator
@@ -29,11 +30,12 @@ from embstore.storage.run import check_run_header, read_run_index
 from embstore.storage.segment import check_segment_header, read_segment_index
 
 PIECE_BYTES = 8 << 20
-"""Bytes that are read at a time; a disk reads pieces of this size at its full rate."""
+"""Number of bytes that are read at a time; a disk reads pieces of this size at its full rate."""
 _PIECE_KEYS = 1 << 18
-"""Keys of an index that are decoded at a time."""
+"""Number of keys of an index that are decoded at a time."""
 DAMAGED_MAX = 1 << 20
-"""Keys of damaged rows that are listed per file; the rest are only counted."""
+"""Maximum number of keys of damaged rows that are listed per file; further keys are only
+counted."""
 UNUSABLE = (CorruptTableError, TableMismatchError, StorageError, CapacityError)
 """The errors that reading a damaged file can raise."""
 
@@ -70,7 +72,8 @@ class FileReport:
     """Row keys whose newest record in the file is damaged, ascending; at most DAMAGED_MAX."""
     damaged_count: int = 0
     is_lost: bool = False
-    """Whether the file's rows are unknown: it is missing, or its size or index is wrong."""
+    """Whether the file's rows are unknown, because the file is missing, or its size or index is
+    wrong."""
 
     def fail(self, problem: object) -> None:
         """Add a problem; its text names the file."""
@@ -78,7 +81,8 @@ class FileReport:
 
 
 def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
-    """Return whether a file's index has each row key, (n,) bool; all False if it is unreadable."""
+    """Return whether a file's index has each row key, (n,) bool; all False if the index is
+    unreadable."""
     found = np.zeros(len(wanted), np.bool_)
     try:
         with closing(files.open(entry.path)) as file:
@@ -189,7 +193,8 @@ class FileCheck:
 def _not_repeated(
     all_keys: Keys, keys: Keys, offsets: NDArray[np.int64], file: File, entry: SegmentEntry
 ) -> Keys:
-    """Return the keys of damaged records of a segment that have no later record in it."""
+    """Return the keys of a segment's damaged records, except keys that have a later record in the
+    segment."""
     last: dict[int, int] = {}
     for records in _records(file, entry):
         here = np.isin(records.keys, keys)
@@ -249,7 +254,8 @@ def _records_of_part(file: File, entry: PartEntry) -> Iterator[Records]:
 def _checked_counts(index: KeyIndex, file: File) -> NDArray[np.int64]:
     """Return the number of keys of each group of an index.
 
-    Decoding needs an index that agrees with itself; CorruptTableError if it does not.
+    Raises CorruptTableError if the parts of the index contradict each other: such an index cannot
+    be decoded.
     """
     groups, counts, sizes, starts, places = index.directory.T
     ends = starts + counts * sizes

@@ -2,9 +2,9 @@
 
 The backup of a shard contains the shard's number, its map and the mark of its checkpoint
 (`embstore.cluster_checkpoints`). All shards of a cluster are restored together, from backups of one
-checkpoint, because shards of different times would make a store that opens and whose model is
-wrong. Command numbers do not show the time of a backup, and neither do the t of tables: an `assign`
-changes rows without changing t. Therefore the marks are compared before any file is copied.
+checkpoint: a cluster of shards from different times would open, but its model would be wrong.
+Neither command numbers nor the t of tables show the time of a backup: an `assign` changes rows
+without changing t. Therefore the marks are compared before any file is copied.
 
     SOURCE/shard-N    backups of shard N
     TARGET/shard-N    the result: the directory of shard N
@@ -38,27 +38,29 @@ def restore_cluster(
     store_id: Callable[[], str | None],
     progress: Progress,
 ) -> tuple[ShardMap, list[Catalogue]]:
-    """Make the directories of all shards of a cluster; return its map and their catalogues.
+    """Make the directories of all shards of a cluster; return the cluster's map and the shards'
+    catalogues.
 
     Parameters
     ----------
     source : path or URL that contains the folders of the shards
     target : directory in which `shard-N` is made for each shard
-    label : None: the label of the highest command number among the labels that all shards have
+    label : label of the backups; None: the label of the highest command number among the labels
+        that all shards have
     store_id : returns the id of the next shard's store; None: the id in the backup
     progress : called per shard, with the bytes done so far and the total
 
     Raises
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
-    InvalidArgumentError : the backups are not of all shards of one cluster, with one map and of
-        one checkpoint; or a directory is not empty.
+    InvalidArgumentError : the backups are not those of all shards of one cluster, with the same map
+        and of one checkpoint; or a directory is not empty.
     CorruptTableError : a file is damaged. After any error no shard has a store, and the directories
         are as they were.
     """
     first = _folder(source, 0)
     places = {name: place_of(first, name, one) for name, one in backups_in(first).items()}
-    # A cluster may have had more shards, or fewer, when another label was kept.
+    # The cluster may have had more or fewer shards when another label was kept.
     counts = {name: len(one.shard_map.shards) if one else 1 for name, one in places.items()}
     every = [_folder(source, shard) for shard in range(max(counts.values(), default=1))]
     of_shards = [backups_in(one) for one in every]
@@ -100,7 +102,8 @@ def _identity(label: str, backup: Catalogue) -> str | None:
 def _label(
     label: str | None, of_shards: list[dict[str, Catalogue]], counts: Mapping[str, int]
 ) -> str:
-    """Return the label to restore, which all shards have: as many as `counts` says of the label."""
+    """Return the label to restore, which all shards have; `counts` gives the number of shards that
+    the cluster of a label had."""
 
     def lacking(name: str) -> list[int]:
         count = counts.get(name, len(of_shards))

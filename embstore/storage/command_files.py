@@ -4,14 +4,14 @@ command_records.py defines the form of records, command_segments.py the segments
 
 **Group commit.** A thread writes and syncs the waiting records; records that arrive meanwhile are
 written and synced together in the next round. There is no timer: a record that arrives alone waits
-only for its own sync, and the busier the store, the more records share a sync. With `sync_every_s`,
-records are written at once, and synced at that interval.
+only for its own sync, and the busier the store, the more records share a sync. If `sync_every_s` is
+not 0, records are written at once, and synced at that interval.
 
 Space is reserved before a command changes anything (`reserve`).
 
-**Removed files.** A segment whose name was removed from the directory is lost when the process
-ends. Therefore each sync checks that the name still exists before any record of the segment is
-acknowledged.
+**Removed files.** If the file of a segment was removed from its directory, the segment is lost when
+the process ends. Therefore each sync checks that the file still has its name before any record of
+the segment is acknowledged.
 """
 
 import errno
@@ -39,7 +39,7 @@ from embstore.storage.files import Files
 _PROMPT_BYTES = 16 << 10
 _PAUSE_S = 0.1
 _QUEUED_BYTES_MAX = 256 << 20
-"""Bytes that may wait to be written; above this, commands wait for the disk."""
+"""Maximum number of bytes that wait to be written; above it, commands wait for the disk."""
 
 
 class _Waiting(NamedTuple):
@@ -55,15 +55,16 @@ class _Waiting(NamedTuple):
 
 
 class CommandFiles:
-    """Appends records to the command log, and syncs them on a thread of its own.
+    """Appends records to the command log, and syncs the records on a separate thread.
 
-    `reserve`, `append` and `segments` are used with the engine, all else by any thread.
+    Use `reserve`, `append` and `segments` only with the engine; any thread can use the rest.
 
     Parameters
     ----------
-    read : the existing records, after they were read; new records are appended after them
-    sync_every_s : how long a record may be written and not yet synced; 0: it is synced at once
-    failed : called once, on the log's thread, with the error when the log fails
+    read : the reader of the existing records, after all were read; new records are appended after
+        the existing ones
+    sync_every_s : seconds that a written record may wait for its sync; 0: it is synced at once
+    failed : called once, on the log's thread, with the error, if the log fails
     """
 
     def __init__(
@@ -76,15 +77,16 @@ class CommandFiles:
         failed: Callable[[EmbstoreError], None],
     ) -> None:
         self.appended = 0
-        """Number of records appended so far, which is the mark of the last one."""
+        """Number of records appended so far, which is the mark of the last record."""
         self.written = 0
-        """The mark up to which records have been written."""
+        """The mark of the last record that was written."""
         self.durable = 0
-        """The mark up to which records are on the disk."""
+        """The mark of the last record that is on the disk."""
         self.syncs = 0
         """Number of syncs so far; each covers all records that were written before it."""
         self.progressed: Callable[[], None] = lambda: None
-        """Called on the log's thread after each sync, and when the log has failed."""
+        """A function that is called on the log's thread after each sync, and when the log has
+        failed."""
         self.failure: EmbstoreError | None = None
         self._files = files
         self._sync_every_s = sync_every_s
@@ -108,8 +110,8 @@ class CommandFiles:
 
     @property
     def synced(self) -> Place:
-        """The position up to which the log is on the disk. It covers at least the records up to
-        `durable`, if `durable` was read before. Any thread."""
+        """The position up to which the log is on the disk. This position is after all records up to
+        mark `durable`, if the caller has read `durable` before. Any thread."""
         return self._synced
 
     # Appending
@@ -130,8 +132,8 @@ class CommandFiles:
         self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # and space for a last record
 
     def append(self, kind: int, command: int, parts: Sequence[Part], life: int = 0) -> int:
-        """Append a record for which space was reserved; return its mark. `life` is the life of its
-        command.
+        """Append a record for which space was reserved; return the record's mark. `life` is the
+        life of the record's command.
 
         The log's thread reads the parts: the caller must not change them until `written` has
         reached the mark.
@@ -151,7 +153,8 @@ class CommandFiles:
     # Waiting
 
     def sync(self) -> None:
-        """Sync all records appended so far, before `sync_every_s`; return once they are durable."""
+        """Sync all records appended so far, without waiting for `sync_every_s`; return once the
+        records are durable."""
         with self._changed:
             mark = self._sync_now = self.appended
             self._changed.notify_all()
@@ -170,14 +173,14 @@ class CommandFiles:
                 self._changed.wait()
 
     def let_read(self) -> None:
-        """Return once the parts of all records appended so far have been read. An interrupt during
-        the wait is raised only then, so that the caller can change the parts afterwards."""
+        """Return once the parts of all records appended so far have been read. An interrupt is
+        raised only after this wait, so that the caller can change the parts in any case."""
         interrupt: BaseException | None = None
         mark = self.appended
         while self.written < mark and self.failure is None and self._thread.is_alive():
             try:
                 with self._changed:
-                    self._changed.notify_all()  # an interrupted command may not have done so
+                    self._changed.notify_all()  # an interrupted command may not have notified
                     self._changed.wait(_PAUSE_S)
             except BaseException as exc:
                 interrupt = exc
@@ -227,7 +230,7 @@ class CommandFiles:
             self._write(record)
         if batch:
             self._note(written=self.written + len(batch), queued=sum(r.size for r in batch))
-        del batch  # its arrays are freed now, not when the next record arrives
+        del batch  # frees its arrays now, not when the next record arrives
         left = self._left_s
         if left is not None and (is_last or left <= 0):
             self._sync()
@@ -282,7 +285,7 @@ class CommandFiles:
     def _fail(self, error: EmbstoreError) -> None:
         if not isinstance(error, StorageError):  # space was reserved: freeing space mends nothing
             error = StorageError(errno.EIO, f"the command log: {error}")
-        self._failed(error)  # first: later observers find the store failed
+        self._failed(error)  # first: whoever looks later finds that the store has failed
         with self._changed:
             self.failure = error
             self._open |= {r.segment.number: r.segment for r in self._queue}  # `close` closes them

@@ -9,29 +9,31 @@ number (8), bytes of the body (8), **synced segment** and **synced offset** (16)
 body follows.
 
 **Torn tails.** After a crash the last records may exist in part, or later records may exist without
-earlier ones. None of these was acknowledged, so reading ends before the first record that is not
-whole. A record that *was* synced and is not whole is damage of acknowledged data. The two cases are
-distinguished by later records: each record contains the position up to which the log was synced
-when the record was written. (The last group has no later record: damage in it cannot be
+earlier ones. None of these records was acknowledged, so reading ends before the first record that
+is not whole. If a record is not whole although it *was* synced, acknowledged data is damaged. Later
+records distinguish the two cases: each record contains the position up to which the log was synced
+when the record was written. (No record follows the last group, so damage in that group cannot be
 distinguished from a torn write.)
 
 **Missing and cut segments.** A segment is *sure* once its header, its length and its first records
-are on the disk. The catalogue names a sure segment; every later segment that becomes sure is marked
-by a last record (NEXT) in the segment before it. Only then are its commands acknowledged. Therefore
-every segment that may contain acknowledged commands is known to have begun. If such a segment is
-missing, or its first records are not whole, acknowledged commands are lost, which is damage. A
-segment always has the length that its header records; a segment of another length was cut short.
-The rest of it is read, and the reader reports it (`cut`), because commands may be lost.
+are on the disk. The catalogue names a sure segment; for every later segment that becomes sure, a
+last record (NEXT) is written to the segment before it. The commands of the later segment are
+acknowledged only after that. Therefore every segment that may contain acknowledged commands is
+known to have begun. If such a segment is missing, or its first records are not whole, acknowledged
+commands are lost, which is damage. A segment always has the length that its header records; a
+segment of another length was cut short. The remaining part is read, and the reader reports the
+segment (`cut`), because commands may be lost.
 
 A crash may leave the header of a segment without its first record. A segment that is not known to
-have begun counts as not begun: the log ends in the segment before, and a later life begins this
-segment anew. Appending to it instead would make a segment sure that has no first record.
+have begun counts as not begun: the log ends in the segment before, and a later life begins the
+segment anew. If that life appended to the segment instead, a segment without a first record would
+become sure.
 
-**Another life.** A process that continues after a crash writes again the records that were not
-known to be synced, and syncs them: after a failed sync the system may have pages in memory that it
-takes for clean although they are not on the disk. The process then removes the segments after the
-torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the segment
-before.
+**Another life.** A process that continues after a crash writes and syncs the records again that
+were not known to be synced. This is necessary because, after a failed sync, the system may take
+pages in memory for clean although they are not on the disk. The process then removes the segments
+after the torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the
+segment before.
 """
 
 import struct
@@ -52,15 +54,16 @@ _HEAD = struct.Struct("<4sIQQQQQQQ")
 HEAD_BYTES = _HEAD.size
 _ALIGNMENT = 64
 _SMALL_BYTES = 64 << 10
-"""Parts of a record below this size are joined before they are written."""
+"""The parts of a record that are smaller than this are joined before they are written."""
 _COPY_BYTES = 8 << 20
 
 Part = bytes | memoryview
 
 COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS, NEXT = 1, 2, 3, 4, 5, 6
-"""Kinds of records: a command; answers; the place of a session was forgotten; a label was made; the
-list of all kept labels; the next segment is sure. Each command has its own number. The other kinds
-have the number of the command before them, and NEXT has 0."""
+"""Kinds of records: a command; answers; a note that the place of a session was forgotten; a note
+that a label was made; the list of all kept labels; a note (NEXT) that the next segment has begun. A
+command's record contains the command's number. A record of another kind contains the number of the
+last command before the record, but NEXT contains 0."""
 
 
 class Place(NamedTuple):
@@ -78,7 +81,7 @@ class Record(NamedTuple):
     body: bytes
     path: str
     life: int = 0
-    """For a command: the life that gave it its number."""
+    """For a command: the life that numbered the command."""
 
 
 def segment_path(number: int) -> str:
@@ -125,7 +128,8 @@ def pieces_of(
 
 
 def next_record(number: int, synced: Place) -> bytes:
-    """Return the record that ends segment `number`; it marks the next segment as sure."""
+    """Return the record NEXT, which ends segment `number` and shows that the next segment has
+    begun."""
     return b"".join(pieces_of(number, NEXT, 0, synced, ()))
 
 
@@ -184,8 +188,9 @@ class RecordReader:
                 self._check_torn(number)
 
     def _begins(self, file: File, number: int, is_sure: bool) -> bool:
-        """Begin to read a segment. Return False if none of its records was acknowledged, and it
-        does not follow the last segment or has no first record."""
+        """Begin to read a segment. Return False if the log ends before the segment: none of its
+        records was acknowledged, and either the segment does not follow the last segment, or it has
+        no first record."""
         found, before, size = self._header(file, number)
         is_first = not self.ends
         is_next = found == number and (is_first or before == self.end.offset)
@@ -201,15 +206,16 @@ class RecordReader:
         return True
 
     def _header(self, file: File, number: int) -> tuple[int, int, int]:
-        """Return the number of a segment, the end of the segment before it, and its own bytes.
-        All are 0 if the header was never written."""
+        """Return three numbers of a segment's header: the segment's number, the end of the segment
+        before, and the bytes of the segment. All three are 0 if the header was never written."""
         page = file.read(0, PAGE_BYTES)
         if not any(page):
             return 0, 0, 0
         return unpack_header(page, COMMANDS_MAGIC, self._store_id, file.path)
 
     def _records(self, file: File, number: int) -> Generator[Record, None, bool]:
-        """Yield the records of a segment; return whether the next segment is sure."""
+        """Yield the records of a segment; return whether the segment ends with NEXT, which shows
+        that the next segment has begun."""
         is_followed = False
         while (found := _record(file, number, self.end.offset)) is not None:
             head, body = found
@@ -225,7 +231,7 @@ class RecordReader:
         return is_followed
 
     def _check_torn(self, number: int) -> None:
-        """Check that no record after the end shows that the log was synced beyond the end."""
+        """Check that no record after `end` shows that the log was synced beyond `end`."""
         path = segment_path(number)
         with closing(self._files.open(path)) as file:
             first = self.end.offset if number == self.end.segment else PAGE_BYTES
@@ -302,12 +308,12 @@ def remove_segments(files: Files) -> None:
     for number in _numbers(files, _SPARE_SUFFIX):
         files.discard(spare_path(number))
     if files.exists(DIRECTORY):
-        files.sync_directory(DIRECTORY)  # else they could come back together with later segments
+        files.sync_directory(DIRECTORY)  # else they could reappear, together with later segments
 
 
 def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
-    """Make the read records durable, and their segments sure; remove later segments. Return the
-    numbers of the remaining segments, and of the spares."""
+    """Make the records that were read durable, and record that their segments have begun; remove
+    later segments. Return the numbers of the remaining segments, and the numbers of the spares."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
         if number > read.end.segment:

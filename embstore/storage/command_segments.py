@@ -1,14 +1,14 @@
-"""The segments of the command log. Each gets its whole space when it is begun.
+"""The segments of the command log. The whole space of a segment is allocated when it is begun.
 
 Allocating all bytes of a segment at once has three effects: a full disk refuses a command before
 the command changes anything; a sync has no new file size to write; and a segment of another length
 is known to have been cut short. A new segment is as long as the log at that time, so that a short
 log takes little space, and a long log has few segments.
 
-A segment whose records are in a commit is overwritten by a later segment, because that is several
-times as fast as writing to a new file. Until then it has the name of a **spare**.
+Once a commit includes the records of a segment, its file becomes a **spare**, with another name. A
+later segment overwrites the spare, because that is several times as fast as writing to a new file.
 
-All functions but `missing` run on the thread that has the engine.
+All functions except `missing` run on the thread that has the engine.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,8 @@ class CommandSegments:
         self.newest: Segment | None = None
         """The segment to which records are appended; None: the next record begins a segment."""
         self.needed: Callable[[list[int]], int | None] = lambda numbers: None
-        """Returns the first of the given segments that is still being read, or None."""
+        """A function that returns the first of the given segments that is still being read, or
+        None."""
         self.numbers, self._spares = go_on_behind(files, read)
         self._files = files
         self._store_id = store_id
@@ -62,7 +63,7 @@ class CommandSegments:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segments whose records are in no commit."""
+        """Bytes of all segments that contain records which are in no commit."""
         return self._bytes_before + (self.newest.end if self.newest else 0)
 
     def missing(self) -> str:
@@ -96,9 +97,9 @@ class CommandSegments:
         self._files.discard(segment_path(segment.number))
 
     def forget(self, first: int) -> None:
-        """Release the segments before number `first`, which a commit has begun; segments that are
-        `needed` stay. All records of the released segments must have been written. The released
-        segments become the spares, and earlier spares are removed."""
+        """Release the segments before segment `first`, which a commit has begun, except the
+        segments that are still `needed`. All records of the released segments must have been
+        written. The released segments become the spares, and earlier spares are removed."""
         needed = self.needed(list(self.numbers))
         first = first if needed is None else min(first, needed)
         old = [number for number in self.numbers if number < first]
@@ -119,7 +120,7 @@ class CommandSegments:
         number = self._number + 1
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)
-        # The last spares are the longest. If this fails, the file is no longer counted as a spare.
+        # The last spare is the longest. If this fails, the file no longer counts as a spare.
         spare = spare_path(self._spares.pop()) if self._spares else ""
         if spare and self._files.exists(spare):
             self._files.rename(spare, path)
@@ -127,7 +128,7 @@ class CommandSegments:
         else:
             file = self._files.create(path)
         try:
-            # First: a file that is overwritten must have lost its other names by then. And now: if
+            # First: a file must have lost its other names before it is overwritten. And now: if
             # two names wait for one sync, one may be lost without the other.
             self._files.sync_directory(DIRECTORY)
             size = file.size
@@ -144,8 +145,8 @@ class CommandSegments:
         return Segment(number, file, size)
 
     def _allocate(self, file: File, needed: int) -> int:
-        """Allocate the present size of the log, or only `needed` bytes if there is not enough space
-        for that. Return the number of bytes."""
+        """Allocate as many bytes as the log has at present, or only `needed` bytes if there is not
+        enough space. Return the number of bytes."""
         wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
         least, size = (-(-n // PAGE_BYTES) * PAGE_BYTES for n in (needed, max(needed, wanted)))
         try:

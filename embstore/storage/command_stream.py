@@ -1,8 +1,8 @@
 """The command log as a stream of bytes, which a leader reads from its files and a standby parses.
 
-The stream contains the segments' bytes after their header pages, unchanged and in order, with the
-position at which each piece begins. Therefore a standby can check a record as recovery does: by its
-magic, its position and its checksums.
+The stream contains the bytes of the segments after their header pages, unchanged and in order. Each
+piece is sent with the position at which it begins. Therefore a standby can check a record as
+recovery does, by the record's magic number, position and checksums.
 """
 
 import zlib
@@ -35,13 +35,13 @@ class SegmentReader:
 
     def __init__(self, files: Files, store_id: bytes, place: Place) -> None:
         self.place = place
-        """The position of the next bytes."""
+        """The position of the next bytes to read."""
         self._files = files
         self._store_id = store_id
         self._file: File | None = None
 
     def read(self, synced: Place, bytes_max: int) -> tuple[Place, bytes] | None:
-        """Return the next bytes of one segment and their position; None: there are no more yet."""
+        """Return the next bytes of one segment and their position; None: there are none yet."""
         while self.place < synced:
             end = synced.offset if self.place.segment == synced.segment else self._end()
             if self.place.offset < end:
@@ -135,7 +135,8 @@ class RecordStream:
             raise CorruptTableError(f"expected the log to go on at {expected}, found {begin}")
 
     def _whole(self, at: int) -> Record | None:
-        """Return the record that begins `at` bytes into the rest; None: it is not complete yet."""
+        """Return the record at offset `at` of the bytes that are not parsed yet; None: it is not
+        complete."""
         if len(self._rest) - at < HEAD_BYTES:
             return None
         head = unpacked(bytes(self._rest[at : at + HEAD_BYTES]), self.place.segment)

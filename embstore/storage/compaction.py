@@ -1,10 +1,10 @@
 """A compaction: the live records of some log segments, written to one new segment.
 
-A compaction takes segments of which less than half is live, or many small segments. Liveness is
-read from the log index, which describes the state in memory. Therefore committed segments are
-judged only directly after a commit, when memory and commit agree, and frozen segments are never
-judged. At other times only uncommitted segments qualify: a cache that thrashes between two
-checkpoints must not fill the disk.
+A compaction rewrites segments of which less than half is live, or many small segments. The log
+index shows which records are live in memory. Therefore committed segments are compacted only
+directly after a commit, when memory and commit agree, and frozen segments are never compacted. At
+other times only uncommitted segments are compacted: a cache that thrashes between two checkpoints
+must not fill the disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,8 @@ from embstore.storage.segment import (
 
 @dataclass
 class Compaction:
-    """One compaction: its input and, after it has run, its result."""
+    """One compaction: the segments that it reads and, after `run`, the segment that it has
+    written."""
 
     segments: list[Segment]  # oldest first
     keys: Keys  # of the live records: rows by ascending key, then tombstones by ascending key
@@ -83,7 +84,7 @@ class Compaction:
         return self._catalogue(contents) if number else None
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, in slices, and remove the replaced segments."""
+        """Make the new segment current, in slices, and remove the segments that it replaces."""
         if not len(self.keys):  # no record was live, so there is no new segment
             self.discard(contents)
             self.result = None
@@ -98,7 +99,7 @@ class Compaction:
         contents.log.abandon(self.writer)
 
     def _catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with the new segment in the position of the newest old segment."""
+        """Return the catalogue that lists the new segment where the newest old segment was."""
         result = self.result if len(self.keys) else None
         catalogue = contents.catalogue
         merged = {s.number for s in self.segments}

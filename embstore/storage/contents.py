@@ -1,12 +1,12 @@
 """An open directory: the current catalogue, and the log, base and ids that it names.
 
-`use` makes a catalogue the current one, at opening and after a restore: it opens the files that the
+At opening and after a restore, `use` makes a catalogue the current one. It opens the files that the
 catalogue names, and removes all other files of the store as leftovers of a crash.
 `replace_catalogue` is the commit, which is one rename.
 
 A directory becomes a store in three steps, each durable before the next: the lock file, store.json,
-the first catalogue. Therefore a store.json without a catalogue, and without any other files, is an
-interrupted creation. With other files it is a store that has lost its catalogue.
+the first catalogue. Therefore a directory with store.json, without a catalogue and without other
+files shows an interrupted creation. If it has other files, the store has lost its catalogue.
 
 **Failure.** Commands are refused before anything changes. If the disk fails after that point,
 memory and disk may disagree, so the contents are *failed*: every operation except closing is
@@ -53,11 +53,11 @@ from embstore.storage.tiers import arranged
 IDENTITY = "store.json"
 LOCK = "LOCK"
 LINKS = "backup"
-"""Directory for second names of files that are being backed up (backup.py); after a crash a
-leftover."""
+"""Directory for the second names of files that are being backed up (backup.py); after a crash it is
+a leftover."""
 _UNFINISHED = {LOCK, f"{IDENTITY}.new", "lost+found"}
 _SHOWN = 3
-"""Number of other files that a refusal names at most."""
+"""Maximum number of other files that an error message names."""
 
 
 class Contents:
@@ -94,11 +94,12 @@ class Contents:
 
     @property
     def store_id(self) -> bytes:
-        """The id that every file of the store carries."""
+        """The store's id, which every file of the store contains."""
         return bytes.fromhex(self.catalogue.store_id)
 
     def use(self, catalogue: Catalogue) -> None:
-        """Make a catalogue the current one: open its files, and remove the store's other files."""
+        """Make a catalogue the current catalogue: open its files, and remove the store's other
+        files."""
         self.catalogue = catalogue
         for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
             for table in state.tables:
@@ -139,9 +140,11 @@ class Contents:
             self._sparse.add(table.table_id)
 
     def wrong_record(self, row_key: int, which: str) -> CorruptTableError:
-        """Return the error for a damaged record of a row. `which` is "log's", "base's" or "stored".
+        """Return the error for a damaged record of a row. `which` names the record: "log's",
+        "base's" or "stored".
 
-        The error names the key, or the row number of a sparse key whose id is not known any more.
+        The error names the row's key, or, for a sparse table whose id for the row is no longer
+        known, the row number.
         """
         table_id, key = row_key >> KEY_BITS, row_key & KEY_MASK
         row, named = f"key {key}", self.ids.id_of(row_key)
@@ -160,12 +163,14 @@ class Contents:
         return number
 
     def grouped(self, runs: Iterable[Run]) -> list[list[Run]]:
-        """Return runs in groups that may be merged: a group lies between two kept checkpoints."""
+        """Return runs in groups. The runs of one group may be merged, because they lie between the
+        same two kept checkpoints."""
         groups = groupby(runs, lambda run: self.catalogue.interval(run[0].entry.commit))
         return [list(group) for _, group in groups]
 
     def arranged(self, runs: Iterable[Run]) -> tuple[Run, ...]:
-        """Return the runs after moving parts to other runs where that reads no file."""
+        """Return the runs after moving parts to other runs where this is possible without reading a
+        file."""
         groups = self.grouped(filter(None, runs))
         return tuple(r for g in groups for r in arranged(g, self.limits.base_segment_bytes))
 
@@ -178,7 +183,7 @@ class Contents:
         )
 
     def use_runs(self, runs: tuple[Run, ...]) -> None:
-        """Make opened runs, which the catalogue names, the current ones; remove all other runs."""
+        """Make opened runs, which the catalogue names, the current runs; remove all other runs."""
         before = {part.entry.path: part.file.map for run in self.base.runs for part in run}
         self.base.use(runs)
         gone = before.keys() - {part.entry.path for run in runs for part in run}
@@ -198,13 +203,13 @@ class Contents:
         return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def missing(self) -> str:
-        """Return the path of the directory, or of a file that the store needs, if it was removed or
-        replaced by a copy; "" if none was. Any thread."""
+        """Return the path of a file that the store needs, or of the directory, if that file or the
+        directory was removed or replaced by a copy; "" if nothing is missing. Any thread."""
         catalogue = self.catalogue
         gone = self._gone(catalogue)
         if not gone and not self._presence.has_catalogue():
             gone = catalogues.PATH
-        return gone if catalogue is self.catalogue else ""  # else it may have been dropped
+        return gone if catalogue is self.catalogue else ""  # else the file may have been dropped
 
     def _gone(self, catalogue: Catalogue) -> str:
         if not self._lock.is_of(self.files.root):
@@ -212,11 +217,11 @@ class Contents:
         return self._presence.gone(self._fixed(catalogue))
 
     def _fixed(self, catalogue: Catalogue) -> set[str]:
-        """Return the paths of the files of a catalogue that never change."""
+        """Return the paths of the files that a catalogue names and that never change."""
         return {IDENTITY, *catalogues.paths(catalogue)}
 
     def replace_catalogue(self, new: Catalogue) -> None:
-        """Commit: replace the catalogue. A CapacityError commits nothing."""
+        """Commit, by replacing the catalogue. If CapacityError is raised, nothing is committed."""
         self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
         if missing := self._gone(new):
             self.fail(gone := removed(missing))
@@ -237,8 +242,8 @@ class Contents:
             self.removal.remove(replaced, None)
 
     def maps(self) -> tuple[object, ...]:
-        """Return the maps that contain all rows which can be located now. The maps stay valid while
-        the caller refers to them."""
+        """Return the maps that contain all rows that can be located now. The maps stay valid as
+        long as the caller refers to them."""
         return (self.log.maps, self.base.maps)
 
     def close(self) -> None:
@@ -254,7 +259,8 @@ class Contents:
     # Failure
 
     def check_usable(self, *, write: bool = False) -> None:
-        """Raise if the store has failed, or, for a write, if it is read-only."""
+        """Raise an error if the store has failed, or, if `write` is true, if the store is
+        read-only."""
         if self.failure is not None:
             raise StoreClosedError(
                 "the store failed; open it again: it will be at its last commit, or at the last "
@@ -274,8 +280,8 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     Raises
     ------
     StoreInUseError : another process has the store open.
-    StorageError : read-only, and there is no store.
-    CorruptTableError : the directory has the files of a store but no store.json.
+    StorageError : the directory is to be opened read-only, and contains no store.
+    CorruptTableError : the directory has the files of a store, but not store.json.
     InvalidArgumentError : the directory contains other files.
     """
     if files.exists("") and not files.is_directory(""):
@@ -291,7 +297,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
             )
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
-        # In this order: another process may be making the store, and writes store.json first.
+        # Read in this order: a process that makes the store meanwhile writes store.json first.
         others = sorted(set(files.list("")) - _UNFINISHED)
         if others and not files.exists(IDENTITY):
             shown = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")

@@ -1,8 +1,8 @@
 """Copies of rows from several files to one file, for all merges.
 
-A merge identifies its rows by key, address and record bytes. They are copied in pieces whose
-records have one size. Each record is checked while it is copied, so that damage on the disk is
-never written again with a right checksum.
+A merge identifies its rows by key, address and record bytes. The rows are copied in pieces whose
+records have one size. Each record is checked when it is copied, so that damage on the disk is never
+written again with a right checksum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class WrongRecordError(Exception):
-    """The record of a row is not what was written; `row_key` is the key of the row."""
+    """The record of a row is not as it was written; `row_key` is the row's key."""
 
     def __init__(self, row_key: int) -> None:
         super().__init__(row_key)
@@ -40,11 +40,11 @@ class Stored(NamedTuple):
 
     @classmethod
     def none(cls) -> "Stored":
-        """Return an empty value."""
+        """Return a value without records."""
         return cls(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))
 
     def at(self, where: NDArray[np.bool_] | NDArray[np.int64] | slice) -> "Stored":
-        """Return some of the rows."""
+        """Return the rows that `where` selects."""
         return Stored(self.keys[where], self.addresses[where], self.sizes[where])
 
     @property
@@ -55,8 +55,8 @@ class Stored(NamedTuple):
 
 
 def newest(parts: list[Stored]) -> Stored:
-    """Return the newest record of each row key, by ascending key. `parts`, and the records of each,
-    are given oldest first."""
+    """Return the newest record of each row key, by ascending key. `parts` are given oldest first,
+    and so are the records of each part."""
     stored = Stored(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     if len(parts) == 1 and (stored.keys[1:] > stored.keys[:-1]).all():
         return stored
@@ -77,8 +77,8 @@ def rows_between(run: Run, low: int, high: int) -> Stored:
 
 
 def group_counts(runs: Iterable[Run], low: int, high: int) -> NDArray[np.int64]:
-    """Return (groups, 2): the number of each group with keys in [low, high), and how many keys the
-    group has. A group occurs once per file that has it."""
+    """Return (groups, 2): for each group with keys in [low, high), the number that identifies the
+    group, and the count of its keys. A group occurs once per file that has keys of the group."""
     ends = [low >> GROUP_BITS, -(-high >> GROUP_BITS)]
     found = [np.empty((0, 2), np.int64)]
     for index in {id(p.file): p.file.index for run in runs for p in run}.values():
@@ -104,7 +104,8 @@ def cuts_of(counted: NDArray[np.int64], low: int, high: int, piece_rows: int) ->
 
 
 def records_of(stored: Stored) -> Iterator[tuple[Keys, NDArray[np.uint64]]]:
-    """Yield row keys and checked records, (n, words), in order, in pieces of one record size.
+    """Yield row keys and checked records, (n, words), in order. The records of a piece have one
+    size.
 
     Raises
     ------
@@ -127,8 +128,8 @@ def write_newest(
 ) -> None:
     """Write the newest records of ascending row keys to a run; `copied` is called between pieces.
 
-    older : all runs below the written run, oldest first; a tombstone is omitted if no such run has
-        its row
+    older : all runs below the written run, oldest first; a tombstone is omitted if no older run has
+        the row that it deletes
 
     Raises WrongRecordError if a record is damaged.
     """

@@ -1,17 +1,17 @@
 """The destination of a backup: a directory, or a URL that fsspec knows (s3://, gs://, file://).
 
-Both kinds have the same few operations, on paths with '/' between their parts. A directory receives
-a file as a hard link where that is possible, else as a copy; a URL receives copies. fsspec is
-needed only for URLs, and is imported only when a URL is used.
+Directories and URLs have the same few operations, on paths with '/' between their parts. In a
+directory, a file is stored as a hard link where that is possible, else as a copy; at a URL, always
+as a copy. fsspec is needed only for URLs, and is imported only when a URL is used.
 
 **Does a file exist already?** Files that a catalogue names never change, and the header page of
 each file contains a random file id (format.py). Therefore a file of the same name, size and header
 page is the same file, even if a copy of the store has continued independently and uses the same
-names. Samples of the other bytes are compared, too, because they can show damage. A restore
+names. Samples of the other bytes are compared as well, because they can show damage. A restore
 verifies every row.
 
-**Permission.** The folder's marker (markers.py) decides whether the folder may be changed, before
-it is changed. In a directory no link is followed (files.py).
+**Permission.** Before a folder is changed, its marker (markers.py) shows whether it may be changed.
+In a directory no link is followed (files.py).
 """
 
 import errno
@@ -32,12 +32,12 @@ from embstore.version import pip_install
 PIECE_BYTES = 8 << 20
 _SAMPLE_BYTES = 64 << 10
 _LINKED_ELSEWHERE = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
-"""Error numbers after which a file is copied, because it cannot have a hard link there."""
+"""Error numbers of a failed hard link after which the file is copied instead."""
 _PLAIN = re.compile(r"\w[\w.+=@-]*")
 _LOCAL = re.compile(r"(file|local)://")
 
 Look = Callable[[], None]
-"""Called between pieces; an exception that it raises ends the work."""
+"""A function that is called between pieces; an exception that it raises ends the work."""
 
 
 class Destination(Protocol):
@@ -50,7 +50,8 @@ class Destination(Protocol):
         """Return a whole small file."""
 
     def replace(self, path: str, content: bytes) -> None:
-        """Replace the content of a small file; durable only after all earlier puts."""
+        """Replace the content of a small file. The new content is durable only after all files that
+        were put before."""
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
         """Return whether `path` is equal to the file `name` of `source`, by size and samples."""
@@ -59,17 +60,18 @@ class Destination(Protocol):
         """Store the file `name` of `source` as `path`. A cut-off file never has the full size."""
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Create the file `path` in `target`; `page`, unless None, replaces its first bytes."""
+        """Create the file `path` in `target`. If `page` is not None, it replaces the first
+        bytes."""
 
     def remove(self, path: str) -> None:
         """Remove a file."""
 
     def close(self) -> None:
-        """End the use of the destination."""
+        """Close the destination."""
 
 
 def is_url(destination: str) -> bool:
-    """Return whether a destination is a URL, and not a path."""
+    """Return whether a destination is a URL rather than a path."""
     return "://" in destination
 
 
@@ -80,8 +82,8 @@ def name_within(destination: str, within: str) -> str:
 
     Raises
     ------
-    PermissionDeniedError : it is anything else. Links are not resolved, because the destination
-        follows no link.
+    PermissionDeniedError : the destination is given in any other form. Links are not resolved,
+        because the destination follows no link.
     """
     full = within if is_url(within) else str(Path(within).absolute())
     name = destination.removeprefix(f"{full.rstrip('/')}/").rstrip("/")
@@ -149,7 +151,7 @@ class DirectoryDestination:
         self.files.replace(path, content)
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
-        """Compare size and sixteen samples."""
+        """Compare the sizes and sixteen samples of the contents."""
         if not self.files.exists(path):
             return False
         with closing(source.open(name)) as one, closing(self.files.open(path)) as other:
@@ -164,7 +166,7 @@ class DirectoryDestination:
         _link_or_copy(source, name, self.files, path, look)
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Link the file, or copy it. A file that gets another first page is always copied."""
+        """Link the file, or copy it. If the file gets another first page, it is always copied."""
         target.make_directory(path.rpartition("/")[0])
         if page is None:
             _link_or_copy(self.files, path, target, path, look)
@@ -217,8 +219,8 @@ def _samples(size: int, count: int) -> list[int]:
 
 
 class UrlDestination:
-    """A URL, accessed by fsspec. A file appears there only after its last byte is written, or with
-    another size."""
+    """A URL, accessed by fsspec. A file either appears only after its last byte is written, or has
+    another size until then."""
 
     def __init__(self, url: str, store_id: str | None) -> None:
         self._url = url
@@ -253,8 +255,8 @@ class UrlDestination:
             return bytes(self._files.cat_file(self._path(path)))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Write a small file: it is whole, or has a wrong checksum. It is read again afterwards,
-        because an object store can acknowledge a write that it has cut."""
+        """Write a small file, and read it again, because an object store can acknowledge a write
+        that it has cut. A cut file has a wrong checksum."""
         with self._named(path, "write"):
             self._make_parent(path)
             self._files.pipe_file(self._path(path), content)
@@ -293,7 +295,7 @@ class UrlDestination:
             size, head = self._size(path), page or b""
             with self._files.open(self._path(path), "rb") as file:
                 for at, piece in _pieces(lambda _, length: bytes(file.read(length)), size, look):
-                    if len(piece) != min(PIECE_BYTES, size - at):  # a wrong size would never end
+                    if len(piece) != min(PIECE_BYTES, size - at):  # else the loop would never end
                         raise self._differs(path, size, at + len(piece))
                     copy.write(at, head + piece[len(head) :] if at == 0 else piece)
             copy.sync()
@@ -323,8 +325,8 @@ class UrlDestination:
 
     @contextmanager
     def _named(self, path: str, tried: str) -> Iterator[Any]:
-        """Turn the exceptions of a file system into a StorageError: each file system has exception
-        classes of its own."""
+        """Turn any exception of a file system into a StorageError, because each file system has
+        exception classes of its own."""
         try:
             yield
         except EmbstoreError:

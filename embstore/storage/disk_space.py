@@ -1,7 +1,7 @@
-"""Whether a directory takes a store's writes: it is writable, and has free space.
+"""A check that a store's directory is writable and has free space.
 
-The operating system is asked, and nothing is written. Therefore the check can be repeated often,
-and is made when a store is opened, before anything changes. Other causes (a quota, a broken disk)
+The operating system is asked, and nothing is written. Therefore the check can be repeated often. It
+is also made when a store is opened, before anything changes. Other causes (a quota, a broken disk)
 show only at a commit.
 """
 
@@ -13,8 +13,8 @@ from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 
 LEAST_BYTES = 16 << 20
-"""The log takes up to 8 MiB at a time. A new segment of the command log is as long as that log, up
-to 64 MiB."""
+"""The log allocates up to 8 MiB at a time. A new segment of the command log is as long as the
+command log, up to 64 MiB."""
 _DIRECTORIES = ("", *ROOMS, DIRECTORY)
 
 
@@ -32,7 +32,7 @@ def check_writable(files: Files) -> None:
 
 
 def lack_of(files: Files, more_bytes: int) -> str:
-    """Return why `more_bytes`, and LEAST_BYTES in addition, may not fit; empty if they fit."""
+    """Return the reason why `more_bytes` and LEAST_BYTES together may not fit; "" if they fit."""
     try:
         check_writable(files)
         left = files.room_bytes()

@@ -1,7 +1,8 @@
 """Errors of the disk as users see them: the file, the operation, and the system's message.
 
-An operation that the system refuses raises CapacityError if space was lacking (disk, quota, file
-size, descriptors), with advice on what to free, and StorageError otherwise.
+If the system refuses an operation for lack of space (disk, quota, file size, descriptors), the
+operation raises CapacityError, with advice on what to free. If the system refuses it for another
+reason, the operation raises StorageError.
 """
 
 import errno
@@ -29,8 +30,8 @@ IS_LINK = "found a symbolic link, which is not followed"
 def named_errors(root: Path, path: str, tried: str, *, final: bool = False) -> Iterator[None]:
     """Turn an OSError into the embstore error that names the file, the operation and the remedy.
 
-    If the store's directory itself cannot be reached, the error shows the full path. `final` is for
-    a sync: its data may be lost, so freeing space would not help.
+    If the store's directory itself cannot be reached, the error shows the full path. `final` is
+    true for a sync: after an error its data may be lost, so freeing space would not help.
     """
     try:
         yield

@@ -1,17 +1,18 @@
 """Every file operation of the store, under one root directory.
 
-No other module of embstore opens, writes, renames or removes a file. That makes three promises
-testable. A subclass in a test can record the operations and rebuild the directory as it may look
-after a power cut at any operation; it can refuse an operation, as a full or broken disk does; and
-it can stop the process at an operation, by name.
+No other module of embstore opens, writes, renames or removes a file. Therefore a test can replace
+all file operations by a subclass. The subclass can record the operations, and rebuild the directory
+as it may look after a power cut at any operation. It can refuse an operation, as a full or broken
+disk does. And it can stop the process at an operation, by name.
 
-An operation that the system refuses raises CapacityError if space was lacking (disk, quota, file
-size) and StorageError otherwise; both name the file. Paths are relative to the root, with '/'
-between their parts.
+If the system refuses an operation for lack of space (disk, quota, file size), the operation raises
+CapacityError; else StorageError. Both errors name the file. Paths are relative to the root, with
+'/' between their parts.
 
 **Links.** The root can be a symbolic link. Below the root no link is followed: each folder of a
 path is opened by itself (`openat`, `O_NOFOLLOW`), and a new file never overwrites another
-(`O_EXCL`). Therefore a link that somebody puts into the directory changes no file elsewhere.
+(`O_EXCL`). Therefore, if somebody puts a link into the directory, no file elsewhere is changed
+through it.
 
 **Removal.** Only the store's own files are removed from a folder (`own_names.py`).
 """
@@ -37,7 +38,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> int:
-    """Open a file of a folder, or of the working directory, without waiting if it is a pipe."""
+    """Open a file of a folder, or of the working directory. The call does not wait if the file is a
+    pipe."""
     flags |= os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return SPARE.having(lambda: os.open(name, flags, mode, dir_fd=folder))
@@ -79,7 +81,8 @@ class File:
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def was_read(self, offset: int, length: int) -> None:
-        """Advise the system to uncache bytes that were read once, unless they are mapped."""
+        """Advise the system to drop bytes that were read from its page cache, unless they are
+        mapped."""
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
@@ -121,7 +124,8 @@ class File:
 
 
 class Lock:
-    """Locks that end when their process closes them, even if a forked child has them open."""
+    """Locks that end when the process that took them closes them, even if a forked child still has
+    them open."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -131,8 +135,8 @@ class Lock:
         SPARE.begin()
 
     def is_of(self, directory: Path) -> bool:
-        """Return whether a directory is the one that was locked, and not a copy that replaced it.
-        Always true once the lock is released. Any thread."""
+        """Return whether a directory is the locked directory itself, and not a copy that has
+        replaced it. Always true once the lock is released. Any thread."""
         try:
             return all(
                 os.path.samestat(os.stat(directory), os.fstat(one)) for one in self.descriptors[-1:]
@@ -157,7 +161,7 @@ class Files:
     """The file operations of one store, rooted at a directory.
 
     The underscored methods are the system calls that change or read something: a fault-injecting
-    subclass overrides them. One class, because a test replaces all of them at once.
+    subclass overrides them. One class has them all, because a test replaces all of them at once.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
@@ -170,7 +174,7 @@ class Files:
         return named_errors(self.root, path, tried, final=final)
 
     def path(self, path: str) -> str:
-        """Return the absolute path of a relative one."""
+        """Return the absolute path of a relative path."""
         return str(self.root / path) if path else str(self.root)
 
     def exists(self, path: str) -> bool:
@@ -186,7 +190,7 @@ class Files:
         return stat.S_ISREG(self._mode(path) or 0)
 
     def _mode(self, path: str) -> int | None:
-        """Return type and permissions of a path; None if it does not exist."""
+        """Return the type and the permissions of a path; None if it does not exist."""
         with self._named(path, "look at"):
             try:
                 parts = self._parts(path)
@@ -200,8 +204,8 @@ class Files:
 
     @contextmanager
     def _at(self, parts: list[str]) -> Iterator[tuple[str, int | None]]:
-        """Yield a path as system calls take it: its last part and the descriptor of its folder, or
-        an absolute path and None."""
+        """Yield the two arguments by which a system call finds a path: its last part and the
+        descriptor of its folder; or an absolute path and None."""
         first, *others = parts or [""]
         *folders, name = [str(self._base / first), *others]
         descriptor: int | None = None
@@ -241,7 +245,8 @@ class Files:
         return bool(found.st_mode & stat.S_IWOTH) or not is_ours
 
     def room_bytes(self) -> int:
-        """Return how many more bytes this user can write, according to the file system."""
+        """Return the number of bytes that this user can still write, according to the file
+        system."""
         with self._named("", "look at"):
             found = os.statvfs(self.root)
         if found.f_files and not found.f_ffree:
@@ -249,7 +254,8 @@ class Files:
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Return the device and inode of a file, which no other existing file shares."""
+        """Return the numbers of a file's device and inode, which together identify the file among
+        all existing files."""
         with self._named(path, "look at"), self._at(self._parts(path)) as (name, folder):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             return found.st_dev, found.st_ino
@@ -300,7 +306,8 @@ class Files:
             return File(self, path, self._create(path))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Replace the content of `path`, whole or not at all, by a synced file and a rename."""
+        """Replace the content of `path` by a synced file and a rename, so that it is replaced
+        wholly or not at all."""
         new = f"{path}.new"
         with closing(self.create(new)) as file:
             file.write(0, content)
@@ -323,7 +330,8 @@ class Files:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """Make the root; if the block fails, remove the directories that were made, if empty."""
+        """Make the root directory. If the block fails, remove the directories that this made,
+        unless they contain files."""
         with self._named("", "look at"):
             missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.make_directory("")
@@ -351,8 +359,8 @@ class Files:
             self._remove(path)
 
     def remove_directory(self, path: str) -> None:
-        """Remove the store's own files from a directory, and the directory unless it contains other
-        files. It may be missing already."""
+        """Remove the store's own files from a directory; remove the directory, too, unless it
+        contains other files. It may be missing already."""
         paths = [f"{path}/{name}" for name in self.list(path)]
         own = list(filter(is_own, paths))
         for one in own:
@@ -362,7 +370,8 @@ class Files:
                 self._remove_directory(path)
 
     def discard(self, path: str, *, directory: bool = False) -> None:
-        """Remove an unnamed file; if the disk refuses, the next opening removes it."""
+        """Remove a file that no catalogue names. If the disk refuses, the next opening of the store
+        removes it."""
         with suppress(StorageError, CapacityError):
             self.remove_directory(path) if directory else self.remove(path)
 
@@ -372,12 +381,13 @@ class Files:
             self._sync_directory(path)
 
     def reached(self, point: str) -> None:
-        """Do nothing. It is called at named points between operations, and a test overrides it to
-        stop the process there.
+        """Do nothing. This method is called at named points between operations; a test overrides it
+        to stop the process at such a point.
         """
 
     def lock(self, path: str, *, shared: bool) -> Lock:
-        """Lock a file, which is made if necessary, and the root itself, until the lock is closed.
+        """Lock a file and the root directory until the returned lock is closed. The file is made if
+        necessary.
 
         The root is locked too because a lock file loses its effect when somebody removes it. Not
         every network file system can lock directories, so a failure to do so is ignored.

@@ -1,8 +1,8 @@
 """A fold: the newest records of the oldest log segments, written to a new run of the base.
 
-A fold is due when the committed segments have grown to `fold_bytes`, or are many. All segments that
-it takes lie between the same two kept checkpoints, so that every kept state stays readable. A row
-that was deleted since its last fold gets a tombstone in the base.
+A fold is due when the committed segments have `fold_bytes` together, or when there are many of
+them. All segments of a fold lie between the same two kept checkpoints, so that every kept state
+stays readable. A row that was deleted since its last fold gets a tombstone in the base.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from embstore.storage.segment import Segment, first_of, newest_in, places_of
 
 @dataclass
 class Fold:
-    """One fold: its input and, after it has run, its result."""
+    """One fold: the segments that it reads and, after `run`, the run that it has written."""
 
     segments: list[Segment]  # oldest first
     older: tuple[Run, ...]
@@ -58,7 +58,8 @@ class Fold:
         reached("fold:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue in which the written runs, as the newest, replace the segments."""
+        """Return the catalogue in which the written runs replace the segments, and are the newest
+        runs."""
         folded = {s.number for s in self.segments}
         written = self.writer.run, self.writer.tombstones
         self.runs = contents.arranged((*contents.base.runs, *written))
@@ -66,7 +67,7 @@ class Fold:
         return replace(contents.with_runs(self.runs), segments=left)
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, in slices, and remove the replaced segments."""
+        """Make the written runs current, in slices, and remove the segments that they replace."""
         contents.use_runs(self.runs)
         yield from contents.log.replace(self.segments, None, self.keys, self.positions)
         paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]

@@ -1,6 +1,6 @@
 """The format on disk: magic numbers, headers, and the form of a row. Little-endian throughout.
 
-store.json       {"format", "endianness", "store_id"}: read before any other file is trusted
+store.json       {"format", "endianness", "store_id"}: checked before any other file is trusted
 CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); LINEAGE and SHARD
                  have the same form
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
@@ -8,22 +8,23 @@ base/N-P.rows    header page, then records by key, then their index and a traile
 ids/N.ids        header page, then the ids of row numbers of a sparse table (id_files.py)
 commands/N.commands  header page, then the uncommitted commands (command_records.py)
 
-A **record** has the same form in all files: CRC-32C (8 bytes, upper four zero), row key (8), and
-the row as the cache has it (`embstore.layout`). The checksum covers the row key and the row, so a
-record read from a wrong offset is detected as surely as a record with a flipped bit. A
-**tombstone** marks a deleted row: a record that contains no row. It is recognized without reading
-the record, because the indexes of log and base contain the length of each record.
+A **record** has the same form in all files: CRC-32C (8 bytes, of which the upper four are zero),
+row key (8), and the row in the form that it has in the cache (`embstore.layout`). The checksum
+covers the row key and the row, so the checksum detects a record that was read from a wrong offset
+as surely as a record with a flipped bit. A **tombstone** is a record that contains no row; it marks
+a row as deleted. The indexes of log and base contain the length of each record, so they show which
+records are tombstones, without reading the records.
 
 A **header** is 80 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
 a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
 the file's kind (24), file id (8), CRC-32 of the first 72 bytes (8). A file of another store is
 refused. The file id is random: only a file and its copies share it. If two copies of a store both
-continue, they give the same names to different files, which the file id distinguishes.
+continue, they give the same names to different files; the file ids distinguish these files.
 
 At present keys are 8 bytes wide, elements are fp32, and a row contains weights and optimizer state
-only. The header records these three properties. Therefore wider keys, other element types, or
-counts and times in rows can be added without a new form of header, and this release refuses a store
-that has them with a clear message.
+only. The header records these three properties. Therefore a later release can add wider keys, other
+element types, or counts and times in rows, without a new form of header; and this release can
+refuse such a store with a clear message.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ import zlib
 from embstore.errors import CorruptTableError, TableMismatchError
 
 FORMAT = 8
-"""The format of a store. The header of a file contains the format of the file's own kind."""
+"""The format number of a store. Each kind of file has another format number, which is in the
+headers of the files."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
 PAGE_BYTES = 4096
@@ -44,7 +46,8 @@ COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
 _FORMATS = {LOG_MAGIC: 4, COMMANDS_MAGIC: 5, BASE_MAGIC: 5, IDS_MAGIC: 2}
 BACKUP_FORMAT = 1
-"""The format of the marker of a backup directory; the other files there have the formats above."""
+"""The format number of the marker of a backup directory; the other files of a backup have the
+formats above."""
 _FILE_ID_BYTES = 8
 _HEADER = struct.Struct("<8sIIHHI16sQQQ8sQ")
 _CHECKED_BYTES = _HEADER.size - 8
@@ -109,7 +112,8 @@ def seal(title: str, form: int, body: bytes) -> bytes:
 def unseal(title: str, form: int, content: bytes, path: str) -> bytes:
     """Return the body of a small file.
 
-    Raises CorruptTableError if it is damaged, and TableMismatchError if it is of another format.
+    Raises CorruptTableError if the file is damaged, and TableMismatchError if it has another
+    format.
     """
     line, _, body = content.partition(b"\n")
     words = line.decode("ascii", "replace").split(" ")

@@ -4,15 +4,15 @@
 
 A file contains the ids of consecutive row numbers of one table. The catalogue names the file, and
 contains the checksum of its ids. A commit writes a file for the numbers that were assigned since
-the last commit, and syncs it before the catalogue's rename. Therefore a crash forgets the numbers
-of the rows that it loses, and a restore forgets the numbers that were assigned after the
-checkpoint: the next ids get these numbers again.
+the last commit, and syncs it before the catalogue's rename. Therefore, if rows are lost by a crash,
+their numbers are forgotten, and a restore forgets the numbers that were assigned after the
+checkpoint. The next ids get these numbers again.
 
-**Few files.** A commit also joins small files: it writes one file, from memory, that replaces
-several consecutive ones, all between the same two kept checkpoints. Afterwards the first of two
-neighbouring files has more than twice as many ids as the second, so that an id is written O(log)
-times. A file of JOINED_MAX ids is not joined any more, so that no commit writes for long. 200
-million ids take some hundred files.
+**Few files.** A commit also joins small files: from memory it writes one file that replaces several
+consecutive files, all between the same two kept checkpoints. Afterwards, of any two neighbouring
+files, the first has more than twice as many ids as the second, so that an id is written O(log)
+times. A file with JOINED_MAX ids is not joined any more, so that no commit takes long. 200 million
+ids take some hundred files.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,14 +42,14 @@ _ID_BYTES = 8
 
 
 def check_ids_header(file: File, store_id: bytes, entry: IdsEntry) -> None:
-    """Check that a file's header matches these ids of this store."""
+    """Check that a file's header is that of the file `entry` of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), IDS_MAGIC, store_id, file.path)
     if found != (entry.number, entry.table_id, entry.first):
         raise CorruptTableError(f"{file.path}: the header is that of other ids")
 
 
 def read_ids(file: File, entry: IdsEntry) -> Keys:
-    """Return the ids of a file after checking them against the catalogue."""
+    """Return the ids of a file after checking its size and checksum against the catalogue."""
     size = PAGE_BYTES + _ID_BYTES * entry.count
     if file.size != size or entry.bytes != size:
         raise CorruptTableError(
@@ -62,7 +62,7 @@ def read_ids(file: File, entry: IdsEntry) -> Keys:
 
 
 def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
-    """Return the ids of a file after checking the whole file."""
+    """Return the ids of a file after checking its header, size and checksum."""
     if not files.exists(entry.path):
         raise CorruptTableError(f"{entry.path}: expected {entry.count} ids, found no file")
     with closing(files.open(entry.path)) as file:
@@ -71,14 +71,15 @@ def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
 
 
 def id_at(files: Files, entry: IdsEntry, number: int) -> int:
-    """Return the id, unsigned, of one of a file's row numbers, without a check."""
+    """Return the id, unsigned, of a row number that a file contains. The file is not checked."""
     with closing(files.open(entry.path)) as file:
         content = file.read(PAGE_BYTES + _ID_BYTES * (number - entry.first), _ID_BYTES)
     return int.from_bytes(content, "little")
 
 
 class Range(NamedTuple):
-    """Row numbers of one table for one file, and the file that contains them, if it exists."""
+    """A range of row numbers of one table that one file is to contain. `entry` is that file if it
+    has already been written, else None."""
 
     first: int
     numbers: int
@@ -90,7 +91,7 @@ class Ids:
     """The row numbers of a store's sparse tables, and the files of their ids. Engine thread only.
 
     new_number : returns the number of the next file
-    tables : the row numbers of the store's present sparse tables, by table id
+    tables : the row numbers of the sparse tables that the store has at present, by table id
     """
 
     def __init__(self, files: Files, store_id: bytes, new_number: Callable[[], int]) -> None:
@@ -99,7 +100,8 @@ class Ids:
         self._store_id = store_id
         self._new_number = new_number
         self._written: dict[tuple[int, int, int, int], IdsEntry] = {}
-        """Files that no catalogue names yet, by table id, first row number, count and commit."""
+        """Files that were written and that no catalogue names yet, by table id, first row number,
+        count and commit."""
 
     @property
     def count(self) -> int:
@@ -108,15 +110,16 @@ class Ids:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of host memory that the row numbers take."""
+        """Bytes of host memory that the row numbers and ids take."""
         return sum(numbers.memory_bytes for numbers in self.tables.values())
 
     def load(self, catalogue: Catalogue) -> None:
-        """Read all files of a catalogue, and number the ids of the head's tables.
+        """Read the ids in all files that a catalogue names, and number the ids of the head's
+        tables.
 
         Raises
         ------
-        CorruptTableError : a file is damaged, or ids are missing between two files.
+        CorruptTableError : a file is damaged, or the ids between two files are missing.
         """
         for table in catalogue.head.tables:
             self.create(table)
@@ -144,11 +147,11 @@ class Ids:
             self.tables[table.table_id] = RowNumbers(table.table_id)
 
     def drop(self, table_id: int) -> None:
-        """Forget the ids of a table; reads in progress are not disturbed."""
+        """Forget the ids of a table. Reads in progress continue undisturbed."""
         self.tables.pop(table_id, None)
 
     def id_of(self, row_key: int) -> int | None:
-        """Return the id, unsigned, of a row of a sparse table; None if it is not known."""
+        """Return the id, unsigned, of a row of a sparse table; None if the id is not known."""
         numbers, number = self.tables.get(row_key >> KEY_BITS), row_key & KEY_MASK
         if numbers is None or number >= numbers.count:
             return None
@@ -157,8 +160,9 @@ class Ids:
     # Commits
 
     def entries(self, catalogue: Catalogue) -> tuple[IdsEntry, ...]:
-        """Return the files of ids that the next catalogue will name. `catalogue` has the head and
-        the checkpoints of that catalogue. Missing files are written, but not synced.
+        """Return the next catalogue's entries for files of ids. `catalogue` has the head and the
+        checkpoints that the next catalogue will have. Files that do not exist yet are written, but
+        not synced.
 
         Raises CapacityError if there is not enough space; nothing has changed then.
         """
@@ -174,7 +178,8 @@ class Ids:
         return tuple(sorted(found, key=lambda entry: (entry.table_id, entry.first)))
 
     def _ranges(self, numbers: RowNumbers, catalogue: Catalogue) -> list[Range]:
-        """Return the ranges of row numbers, one per file."""
+        """Return the ranges of row numbers that the files of a table are to contain, one per
+        file."""
         own = [entry for entry in catalogue.ids if entry.table_id == numbers.table_id]
         ranges = [Range(entry.first, entry.count, entry.commit, entry) for entry in own]
         begin, commit = sum(entry.count for entry in own), catalogue.head.commit
@@ -219,7 +224,8 @@ class Ids:
             self._files.sync_directory("ids")
 
     def mark_committed(self, catalogue: Catalogue) -> None:
-        """Record that a commit has named the written files; remove files that it does not name."""
+        """Record that a commit has named the written files; remove the written files that the
+        commit does not name."""
         for entry in self._written.values():
             if entry not in catalogue.ids:
                 self._files.discard(entry.path)

@@ -1,4 +1,4 @@
-"""The part of a command in which an error can no longer be refused, but fails the store."""
+"""The part of a command that can no longer be refused: an error in it fails the store."""
 
 import errno
 from contextlib import AbstractContextManager

@@ -1,8 +1,8 @@
 """The key index of a run: its row keys, and the offset of the record of each key.
 
-Records of a run are in key order, so the position of a key's record follows from the key's
-**rank**, which is the number of smaller keys. Keys are divided into groups of 32,768. A group has
-one entry in the **directory**, and a container with the set of its keys:
+The records of a run are in key order. Therefore the position of a key's record follows from the
+key's **rank**, which is the number of smaller keys. Keys are divided into groups of 32,768. A group
+has one entry in the **directory**, and a container with the set of its keys:
 
     keys           container                                                        bytes
     all            none                                                             0
@@ -10,13 +10,13 @@ one entry in the **directory**, and a container with the set of its keys:
                    the number of smaller keys in the group (u16)                    4,224
     fewer          each key within its group (u16), ascending                       2 per key
 
-The size of the index depends on the number of rows, and not on the values of their keys: 0 bytes if
-a table has all rows, one bit per key if it has most, 2 bytes per key if it has few, and in addition
-40 bytes per group. The index is read from the map of the file: a lookup reads two or three cache
-lines of it.
+The size of the index depends on the number of rows, and not on the values of their keys. It is 40
+bytes per group, and in addition: nothing if a table has all rows; one bit per key if it has most
+rows; 2 bytes per key if it has few rows. A lookup reads two or three cache lines of the index, from
+the map of the file.
 
-Rejected: an array of the keys (8 bytes per row, and a search in it reads several cold pages); and
-keys only in the records themselves, with a filter before them (then some lookups of missing keys
+Rejected: an array of the keys (8 bytes per row, and a search in it reads several cold pages); and a
+filter in place of the index, with the keys only in the records (then some lookups of missing keys
 read the disk in vain).
 """
 
@@ -44,7 +44,8 @@ from embstore.arrays import Keys
 GROUP_BITS = 15
 GROUP_KEYS = 1 << GROUP_BITS
 LIST_MAX = 2048
-"""Most keys of a group that are stored as a list, which is then no longer than a bitmap."""
+"""Maximum number of keys of a group that are stored as a list; a longer list would be longer than a
+bitmap."""
 COLUMNS = 5
 _GROUP, _COUNT, SIZE, _START, _PLACE = range(COLUMNS)
 _BITMAP_BYTES = GROUP_KEYS // 8
@@ -64,7 +65,8 @@ def directory_at(directory: int, at: int) -> NDArray[np.int64]:
 
 @building_block
 def group_at(directory: int, groups: int, group: int) -> int:
-    """Return the index of the directory's entry of a group, or of the first later group."""
+    """Return the index of a group's entry in the directory, or of the entry of the first later
+    group."""
     entries = carray(pointer_at(directory), (groups, COLUMNS), np.int64)
     guess = group - entries[0, 0]  # right if the directory has all groups in between
     if 0 <= guess < groups and entries[guess, 0] == group:
@@ -189,7 +191,7 @@ def find_offsets(
     keys: Int64sIn,  # (n,)
     offsets: Int64s,  # (n,)
 ) -> None:
-    """Write, for each of `keys`, the offset of the first record whose key is not smaller."""
+    """For each of `keys`, write the offset of the first record whose key is not smaller."""
     groups = directory.shape[0]
     for i in range(keys.shape[0]):
         group = keys[i] >> GROUP_BITS
@@ -221,7 +223,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, keys: Keys, runs: list[tuple[int, int, int]]) -> "KeyIndex":
-        """Return the index of ascending row keys, of which there must be at least one.
+        """Return the index of ascending row keys. There must be at least one key.
 
         runs : (number of the first key, offset, record bytes) wherever the record size changes
         """
@@ -246,7 +248,8 @@ class KeyIndex:
         return int(self.directory[:, _COUNT].sum())
 
     def table_bytes(self, key_bits: int) -> dict[int, int]:
-        """Return the bytes of each table's records, by the upper bits of their row keys."""
+        """Return the bytes of each table's records, by table id, which is the upper bits of a row
+        key."""
         tables = self.directory[:, _GROUP] >> (key_bits - GROUP_BITS)
         ids, inverse = np.unique(tables, return_inverse=True)
         sizes = self.directory[:, _COUNT] * self.directory[:, SIZE]
@@ -255,13 +258,14 @@ class KeyIndex:
         )
 
     def offsets_of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return, for each of `keys`, the offset of the first record whose key is not smaller."""
+        """For each of `keys`, return the offset of the first record whose key is not smaller."""
         offsets = np.empty(len(keys), np.int64)
         find_offsets(self.directory, address(self.containers), self.end, keys, offsets)
         return offsets
 
     def between(self, low: int, high: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), ascending, and their records' offsets and bytes."""
+        """Return the row keys in [low, high), ascending, and the offsets and bytes of their
+        records."""
         groups = self.directory[:, _GROUP]
         first, last = np.searchsorted(groups, [low >> GROUP_BITS, -(-high >> GROUP_BITS)]).tolist()
         count = int(self.directory[first:last, _COUNT].sum())

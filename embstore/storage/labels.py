@@ -1,21 +1,21 @@
-"""Retention of checkpoints: the last ones of each folder of labels, and protected ones, are kept.
+"""Retention of checkpoints: each folder of labels keeps its last checkpoints; protected ones stay.
 
 A label `ads/nightly/7` is in the folder `ads/nightly`; a label without a slash is in the folder "".
-Each folder keeps its own last checkpoints, so that the checkpoints of one client do not push out
-the checkpoints of another client, and a label in a folder of its own is safe from routine
-checkpoints. The part before the first slash is a namespace. A namespace has at most FOLDERS_MAX
-folders; beyond that the folder whose last checkpoint is oldest is dropped.
+Each folder keeps its own last checkpoints. Therefore the checkpoints of one client do not push out
+the checkpoints of another client, and routine checkpoints do not push out a label in another
+folder. The part before the first slash is a namespace. A namespace has at most FOLDERS_MAX folders.
+If it gets more, the folder whose last checkpoint is the oldest is dropped.
 
 **Protected** checkpoints are exempt: they are never dropped, and they do not count, so that a
-folder keeps as many routine checkpoints as it would without them. PROTECTED_MAX bounds their
-number, because each one keeps files that merges could otherwise remove.
+folder keeps the same number of routine checkpoints with and without them. PROTECTED_MAX bounds
+their number, because each one keeps files that merges could otherwise remove.
 
 **Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
-needs it: the head and every other checkpoint name all of their own files. A reader (a scan, a
-backup) keeps its files open, or keeps second names of them, until it ends; a restore and a drop
-both have the engine, so they never overlap. The drop is one rename of the catalogue: before the
-rename the label is kept whole, and after it the label does not exist. Files that no catalogue names
-any more are removed at once or by the next opening.
+needs that checkpoint: the head and every other checkpoint name all files that they need. A reader
+(a scan, a backup) keeps the files that it reads open, or keeps second names of them, until it ends.
+A restore and a drop never overlap, because each needs the engine. The drop is one rename of the
+catalogue: before the rename the label is kept whole, and after the rename the label does not exist.
+Files that no catalogue names any more are removed at once or by the next opening.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,15 @@ from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.storage.states import KeptState
 
 FOLDERS_MAX = 8
-"""Maximum number of folders per namespace: each keeps files that merges could remove."""
+"""Maximum number of folders per namespace. It is limited because each folder keeps files that
+merges could otherwise remove."""
 PROTECTED_MAX = 64
 """Maximum number of protected checkpoints of a store."""
 
 
 def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, ...]:
-    """Return the checkpoints to keep, given all of them, oldest first, the last one just made."""
+    """Return the checkpoints to keep, oldest first. `checkpoints` are all checkpoints, oldest
+    first; the last one was just made."""
     by_folder: dict[str, list[KeptState]] = {}
     for one in checkpoints:
         if not one.protected:
@@ -50,7 +52,7 @@ def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, 
 def retained(
     checkpoints: Sequence[KeptState], kept: KeptState, retention: Retention
 ) -> tuple[KeptState, ...]:
-    """Return the checkpoints after `kept` was made protected or routine, or was dropped.
+    """Return the remaining checkpoints after `kept` was made protected or routine, or was dropped.
 
     Raises CheckpointProtectedError if a protected checkpoint would be dropped, and CapacityError if
     too many are protected.
@@ -84,6 +86,6 @@ def check_loses_none(checkpoints: Sequence[KeptState], to: KeptState) -> None:
 
 
 def _routine(label: str) -> str:
-    """Return the Python call and the shell command that make a checkpoint routine."""
+    """Return the Python call and the shell command that make a checkpoint a routine checkpoint."""
     in_python = f"store.set_retention({label!r}, 'routine')"
     return f"{in_python}, or embstore set-retention {quote(label)} routine"

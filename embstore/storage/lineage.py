@@ -1,17 +1,17 @@
 """The lineage of a store: its former leaders, as recorded by standbys and replaced leaders.
 
 A leader and its standbys have the same **lineage**: the promotions that led to the present leader,
-oldest first. A store whose lineage continues another store's lineage has replaced that store; the
-replaced store gives up the commands that it executed after the promotion. Whether a store has the
-commands of a leader, or other commands with the same numbers, is decided by the lives of the two
-stores (`embstore.storage.lives`).
+oldest first. If the lineage of one store continues the lineage of another store, the first store
+has replaced the second. The replaced store gives up the commands that it executed after the
+promotion. Whether a store has the commands of a leader, or other commands with the same numbers, is
+decided by the lives of the two stores (`embstore.storage.lives`).
 
 The files of `log/` and `base/` have numbers, and a leader uses each number once. A standby makes
-some files of its own, with numbers from `below` on. Its files with lower numbers are equal to its
-leader's, byte for byte. When a standby is promoted, its own files become the leader's, so each
-promotion records the number at which they begin. Below that number, files of the same name are the
-same in all stores of that history. Therefore, when a standby takes over a leader's commit, it need
-not fetch the files that it already has.
+some files of its own, with numbers from `below` on. Its files with lower numbers are equal, byte
+for byte, to the files of its leader. When a standby is promoted, its own files become files of the
+leader, so each promotion records the number at which these files begin. Below that number, files of
+the same name are the same in all stores of that history. Therefore, when a standby takes over a
+leader's commit, it need not fetch the files that it already has.
 
 The file LINEAGE is replaced as a whole, and has a checksum. A store that has never been replicated
 has no such file.
@@ -33,26 +33,29 @@ NO_NUMBER = 1 << 62
 
 @dataclass(frozen=True)
 class Promotion:
-    """A promotion: at this command a standby became the leader."""
+    """A promotion, by which a standby became the leader."""
 
     id: str
     epoch: int
-    """The epoch that began with the promotion."""
+    """The epoch that the promotion began."""
     command: int
-    """The standby's last command at that time; all stores have the same commands up to it."""
+    """The standby's last command at the promotion; all stores have the same commands up to this
+    command."""
     first_number: int
-    """The number from which on files are the promoted standby's own."""
+    """The lowest number of the files that the promoted standby made itself."""
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The promotions that led to a store, and how it was replaced or has replaced another."""
+    """The promotions that led to a store; also the promotion that has replaced the store, or the
+    leader that the store has replaced, if there is one."""
 
     promotions: tuple[Promotion, ...] = ()
     below: int | None = None
-    """The number below which a standby's files are its leader's; None on a leader."""
+    """On a standby, the number below which its files are equal to the files of its leader; None on
+    a leader."""
     replaced: str = ""
-    """The address of the leader that this store has replaced; "" if it has replaced none."""
+    """The address of the leader that this store has replaced; "" if it has replaced no leader."""
     replaced_by: str = ""
     """A description of the promotion that has replaced this store; "" if none has."""
 
@@ -70,7 +73,8 @@ class Lineage:
 
     def gives_up(self, other: tuple[Promotion, ...], common: int) -> bool:
         """Return whether this store has replaced a store with the promotions `other`, and has all
-        commands of that store that were to stay. `common` is the last command that both have."""
+        commands of that store up to the promotion. `common` is the last command that both stores
+        have."""
         is_newer = Lineage(other).is_continued_by(self.promotions)
         return is_newer and self.promotions[len(other)].command <= common
 
@@ -86,24 +90,24 @@ class Lineage:
         )
 
     def shared_below(self, other: tuple[Promotion, ...]) -> int:
-        """Return the number below which files are the same as the files of a leader with the
-        promotions `other`."""
+        """Return the number below which files of this store are the same as the files of a leader
+        with the promotions `other`."""
         at = self.common(other)
         own = NO_NUMBER if self.below is None else self.below
         return min([own, *(p.first_number for p in (*self.promotions[at:], *other[at:]))])
 
     def goes_on(self, leader: tuple[Promotion, ...], next_number: int) -> "Lineage":
-        """Return the lineage of a standby that continues with a leader's commands."""
+        """Return the lineage of this store as a standby that continues with a leader's commands."""
         return Lineage(leader, min(self.shared_below(leader), next_number))
 
     def promoted(self, epoch: int, command: int, address: str, next_number: int) -> "Lineage":
-        """Return the lineage of a standby that becomes the leader now."""
+        """Return the lineage of this store after its promotion from standby to leader."""
         first = next_number if self.below is None else self.below
         new = Promotion(uuid4().hex, epoch, command, first)
         return Lineage((*self.promotions, new), replaced=address)
 
     def fenced(self, by: str) -> "Lineage":
-        """Return the lineage of a leader that was replaced."""
+        """Return the lineage of this store after another store has replaced it as leader."""
         return replace(self, replaced_by=by)
 
 

@@ -1,26 +1,26 @@
-"""The lives of a store: a record of which process gave which commands their numbers.
+"""The lives of a store: a record of which process numbered which commands.
 
 Command numbers alone do not distinguish two histories. If an older copy of a directory is put back,
-or the end of a command log is lost, the store gives the same numbers to other commands. Therefore
-each process that opens a store begins a **life**, with a random id, and each command belongs to the
-life that gave it its number. Its record in the command log contains the life's id. A process that
-executes the command again, as recovery and standbys do, leaves that id as it is. A promotion and a
-restore need no life of their own: afterwards either another process numbers the commands, or the
-numbers continue.
+or the end of a command log is lost, the store gives other commands numbers that it has already
+used. Therefore each process that opens a store begins a **life**, with a random id, and each
+command belongs to the life that numbered it. The command's record in the command log contains the
+life's id. A process that executes the command again, as recovery and standbys do, leaves that id as
+it is. A promotion or a restore begins no new life: afterwards either another process numbers the
+commands, or the numbers continue.
 
-A store has a list of its lives, oldest first, each with its first command. A life that has given no
-number is not in the list. The list is a fold over the commands, on a leader and on its standbys
+A store has a list of its lives, oldest first, each with its first command. A life that has numbered
+no command is not in the list. The list is a fold over the commands, on a leader and on its standbys
 alike: the catalogue contains it as of a commit, and the records of the log extend it. It needs no
 write of its own.
 
 **Two histories are the same up to the end of a life that both contain**, with the same first
-command (`last_common`): the process with that id had one history, and gave these numbers in it.
-Raft matches logs in this way, and Kafka the leader epochs of a replica. There, a majority elects
-the leader of a term. An operator who copies directories needs no majority, so the ids here are
-random, and have no order.
+command (`last_common`): the process with that id had one history, and it gave these numbers in that
+history. Raft matches logs in this way, and Kafka matches the leader epochs of a replica. In Raft
+and Kafka, a majority elects the leader of a term. An operator who copies directories needs no
+majority, so the ids here are random, and have no order.
 
-The list is bounded. If another store has forgotten this store's last life, the two have, as far as
-can be known, nothing in common.
+The list is bounded. If another store has forgotten this store's last life, nothing is known that
+the two stores have in common.
 """
 
 import secrets
@@ -29,16 +29,16 @@ from itertools import chain
 from typing import NamedTuple
 
 LIVES_MAX = 1024
-"""Number of lives that are remembered."""
+"""Maximum number of lives that are remembered."""
 _ID_BITS = 64
 
 
 class Life(NamedTuple):
-    """A life that has given numbers to commands."""
+    """A life that has numbered commands."""
 
     id: int
     first: int
-    """The number of its first command."""
+    """The number of the life's first command."""
 
 
 Lives = tuple[Life, ...]
@@ -58,8 +58,9 @@ def numbered(lives: Lives, id: int, command: int) -> Lives:
 
 
 def up_to(lives: Lives, command: int) -> Lives:
-    """Return the lives of the commands up to a command. If all of these lives are forgotten, the
-    command gets a new life, by which copies of that state are recognized."""
+    """Return the lives of the commands up to `command`. If all of these lives are forgotten,
+    `command` gets a new life; copies of the state after that command are recognized by this
+    life."""
     return tuple(one for one in lives if one.first <= command) or (Life(new_id(), command),)
 
 
@@ -68,7 +69,7 @@ def last_common(mine: Lives, command: int, other: Lives, other_command: int) -> 
 
     Parameters
     ----------
-    command, other_command : the last command of each history; both are the same up to 0
+    command, other_command : the last command of each history; the histories are the same up to 0
     """
     others = dict(_ends(other, other_command))
     return max(

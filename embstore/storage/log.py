@@ -1,14 +1,14 @@
 """The write-back log: segments that are not folded, and the index of their newest records.
 
-A dirty row that leaves the cache is appended to the current segment and indexed; a missed row is
-found through the index. Segments are ordered, and the later record of a key wins. Each segment has
-a **place**, a small number that is part of positions. A place is reused only when no index entry
-and no merge can refer to it.
+A dirty row that leaves the cache is appended to the current segment and indexed; a row that is not
+in the cache is found through the index. Segments are ordered, and the later record of a key wins.
+Each segment has a **place**, a small number that is part of the positions of its records. A place
+is reused only when no index entry and no merge can refer to it.
 
-`live` counts, per place, the records to which the index points. It is exact for the state in
-memory. A kept checkpoint may need a record that a newer record in memory has superseded. Therefore
-the counts of its segments are **frozen** when the checkpoint is made, at the number of records that
-it needs.
+`live` counts, per place, the records to which the index points. These counts are exact for the
+state in memory. A kept checkpoint may need a record that a newer record in memory has superseded.
+Therefore, when a checkpoint is made, the counts of its segments are **frozen** at the number of
+records that the checkpoint needs.
 
 Memory: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
@@ -36,7 +36,7 @@ _NOTHING = nullcontext()
 class Log:
     """All log segments of a store.
 
-    Engine thread only; a merge's thread reads the maps of sealed segments. `irreversible` is a
+    Engine thread only, but a merge's thread reads the maps of sealed segments. `irreversible` is a
     context manager: an error inside its block fails the store.
     """
 
@@ -53,7 +53,7 @@ class Log:
         self.segments: list[Segment] = []  # sealed, oldest first
         self.next_number = 1
         self.changes = 0  # grows whenever the segments or their commits change
-        self.forgetful = False  # entries were dropped that the last commit still contains
+        self.forgetful = False  # whether entries were dropped that the last commit still contains
         self.live = np.zeros(64, np.int64)
         self._frozen = np.zeros(64, np.uint8)
         self._addresses = np.zeros(64, np.uint64)
@@ -77,8 +77,8 @@ class Log:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-        """The arrays that find a record: the tables of the index, and the address of the map of
-        each place."""
+        """The arrays by which a kernel finds a record: the two tables of the index, and the address
+        of the map of each place."""
         return (*self.index.tables, self._addresses)
 
     @property
@@ -106,24 +106,27 @@ class Log:
         return self.bytes - sum(s.bytes for s in self.segments if s.commit)
 
     def unsynced(self) -> list[str]:
-        """Return the paths of segments that no commit has made durable."""
+        """Return the paths of segments that no commit has made durable yet."""
         writing = [self._writer.segment] if self._writer else []
         return [segment.path for segment in (*self.uncommitted, *writing)]
 
     def load(self, entry: SegmentEntry) -> None:
-        """Open a committed segment, newer than all loaded before it, and index its keys."""
+        """Open a committed segment, and index its keys. The segment must be newer than all loaded
+        segments."""
         segment = read_segment(self._files, self._store_id, self._take_place(), entry)
         self._addresses[segment.place] = segment.map.ctypes.data
         self.segments.append(segment)
         self.index.put(*segment.keys_and_positions(), self.live, self._frozen)
 
     def freeze(self) -> None:
-        """Freeze the counts of the sealed segments, because a checkpoint needs their records."""
+        """Freeze the counts of the sealed segments, because a checkpoint needs the segments'
+        records."""
         for segment in self.segments:
             self._frozen[segment.place] = 1
 
     def mark_committed(self, commit: int) -> None:
-        """Record that a commit made the sealed segments durable; only their maps stay open."""
+        """Record that a commit made the sealed segments durable. Close the files of these segments;
+        their maps stay open."""
         for segment in self.uncommitted:
             segment.commit = commit
             segment.close()
@@ -131,7 +134,7 @@ class Log:
         self.changes += 1
 
     def is_frozen(self, segment: Segment) -> bool:
-        """Return whether a kept checkpoint froze the segment's count."""
+        """Return whether the count of a segment is frozen, because a kept checkpoint needs it."""
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
@@ -156,7 +159,8 @@ class Log:
         """Index the next records, whose keys are unique; return the function that writes the packed
         records to their offset.
 
-        `reserve` must have been called. Any thread can write the records, but before the next read.
+        `reserve` must have been called. Any thread can write the records, but they must be written
+        before the next read.
         """
         assert self._writer is not None
         offset, positions = self._writer.place(keys, record_bytes)
@@ -164,7 +168,8 @@ class Log:
         return partial(self._writer.write, offset)
 
     def new_writer(self, capacity: int) -> SegmentWriter:
-        """Start a segment file, which only its writer uses until it is sealed."""
+        """Start the file of a new segment. Only the returned writer uses the file until it is
+        sealed."""
         number, self.next_number = self.next_number, self.next_number + 1
         self._files.make_directory("log")
         place = self._take_place()
@@ -177,7 +182,7 @@ class Log:
         return writer
 
     def seal(self) -> None:
-        """Finish the current segment, if there is one. It is not yet durable."""
+        """Finish the current segment, if there is one. The finished segment is not durable yet."""
         if self._writer is not None:
             index = self._writer.index()
             with self._irreversible:  # it replaces a map whose address is in use
@@ -195,13 +200,13 @@ class Log:
         olds: NDArray[np.int64],
     ) -> Iterator[int]:
         """Replace merged segments by one new segment, or by none, in slices. Yield the number of
-        entries handled so far. Between slices, entries point to old or to new records, which have
-        the same content.
+        index entries that were handled so far. Between slices some entries point to old records,
+        and others to new records; both records of a row have the same content.
 
-        keys, olds : (n,) the kept records' row keys and old positions; `new` has the records in
-        this order. The new segment takes the position of the newest old segment in the order of
-        segments: its records are newer than all records of older segments, and no newer record has
-        one of its keys. No count may be frozen before the end.
+        keys, olds : (n,) the row keys and the old positions of the kept records; `new` has the
+        records in the same order. In the order of segments, the new segment takes the position of
+        the newest old segment: its records are newer than all records of older segments, and no
+        newer record has one of its keys. No count may be frozen until all slices are done.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
         if new is not None:
@@ -222,7 +227,8 @@ class Log:
         self.changes += 1
 
     def forget_table(self, low: int, high: int) -> None:
-        """Drop the index entries of row keys in [low, high); their records count as dead."""
+        """Drop the index entries of row keys in [low, high); the records of these keys then count
+        as dead."""
         keys = self.index.keys_between(low, high)
         olds = self.index.positions_of(keys)
         places = olds >> PLACE_BITS
@@ -231,7 +237,7 @@ class Log:
         self.index.repoint(keys, olds, np.full(len(keys), -1, np.int64), self.live)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if `live` is not the number of index entries per place."""
+        """Raise AssertionError unless `live` is equal to the number of index entries per place."""
         counted = np.bincount(self.index.positions() >> PLACE_BITS, minlength=len(self.live))
         for segment in self._all:
             live, found = int(self.live[segment.place]), int(counted[segment.place])
@@ -262,7 +268,7 @@ class Log:
         return place
 
     def abandon(self, writer: SegmentWriter) -> None:
-        """Remove the segment of a merge to which no position refers."""
+        """Remove a segment that a merge has written, and to which no position refers."""
         self._retire(writer.segment)
         self._files.discard(writer.segment.path)
 

@@ -1,14 +1,15 @@
 """The marker of a folder of backups: the file EMBSTORE-BACKUPS, which is written before the first
 backup.
 
-A backup replaces some files and removes others, so it is written only into an empty folder, or into
-a folder whose marker contains the store's id. Every other folder is refused, and stays as it is. A
-store and its continuations (a promoted standby, a restored directory without a new id) have the
-same id; if two of them have diverged, the files themselves show it (`embstore.storage.backup`).
+A backup replaces some files of its folder and removes others. Therefore it is written only into an
+empty folder, or into a folder whose marker contains the store's id. Every other folder is refused,
+and stays as it is. A store and its continuations (a promoted standby, a restored directory without
+a new id) have the same id; if two such stores have diverged, the files themselves show this
+(`embstore.storage.backup`).
 
 The marker never changes. It contains the store id after a line with format and hash
-(`format.seal`). A first backup that was cut off leaves no file, an empty LOCK, or the marker; the
-next backup continues from there. At a URL it can also leave a part of the marker. A folder with
+(`format.seal`). If the first backup is cut off, it leaves no file, or an empty LOCK, or the marker;
+the next backup continues from there. At a URL it can also leave a part of the marker. A folder with
 nothing but such a part counts as empty.
 """
 
@@ -29,7 +30,7 @@ from embstore.storage.format import BACKUP_FORMAT, seal, unseal
 
 PATH = "EMBSTORE-BACKUPS"
 NOTHING = {LOCK, f"{PATH}.new", "lost+found"}
-"""Names of files that may exist in a folder that counts as empty."""
+"""Names of files that a folder may contain and still count as empty."""
 _TITLE = "BACKUPS"
 _SHOWN = 3
 _MEND = "give an empty directory, or one that does not exist yet"
@@ -53,7 +54,8 @@ def encode(store_id: str) -> bytes:
 def decode(content: bytes) -> str:
     """Return the store id of a marker.
 
-    Raises CorruptTableError if it is damaged, and TableMismatchError if it is of another format.
+    Raises CorruptTableError if the marker is damaged, and TableMismatchError if it has another
+    format.
     """
     return unseal(_TITLE, BACKUP_FORMAT, content, PATH).decode().strip()
 
@@ -67,7 +69,7 @@ def has_backups(folder: Marked, store_id: str, place: str) -> bool:
 
     Raises
     ------
-    InvalidArgumentError : the folder contains anything else. Nothing has changed.
+    InvalidArgumentError : the folder contains other files. Nothing has changed.
     """
     names = set(folder.list(""))
     if IDENTITY in names:
@@ -101,7 +103,7 @@ def check_outside(root: Path) -> None:
 
 
 def _kind_of(files: Files) -> str:
-    """Return the kind of an embstore directory; "" if it is neither a store nor has backups."""
+    """Return the kind of an embstore directory; "" if it is not a store and contains no backups."""
     readers: dict[str, Callable[[], object]] = {
         "a store": lambda: read_identity(files),
         "backups": lambda: decode(files.read_all(PATH)),

@@ -4,21 +4,22 @@
 - A **base merge** makes fewer runs of several (base_merge.py, tiers.py).
 - A **compaction** drops dead records from the log (compaction.py).
 
-Only one merge runs at a time. `poll` is called between commands: it installs a merge that has
-finished, and starts a merge that is due; it never waits. In between, the merge's `run` works on a
-thread of its own: it reads files that never change, and writes files that no catalogue names yet.
+Only one merge runs at a time. `poll` is called between commands. It installs a merge that has
+finished, and starts a merge that is due; it never waits. Between the call of `poll` that starts a
+merge and the call that installs it, the merge's `run` works on a thread of its own. This thread
+reads files that never change, and writes files that no catalogue names yet.
 
 Installing makes the result current in two steps. First, if the merge replaces committed files, a
-new catalogue is renamed into place. Then the index entries *that still point to the old records*
+new catalogue is renamed into place. Second, the index entries *that still point to the old records*
 are changed; entries that changed meanwhile are newer, and stay. The entries are changed in slices,
-one per poll. An entry that is not yet changed leads to the old record, which exists until the end
-and has the same content. A commit first completes the installation. After a crash at any point the
-catalogue names either the old files or the new ones. The next opening removes unnamed files, and
-the merge is done again.
+one slice per `poll`. An entry that is not yet changed leads to the old record, which exists until
+the end and has the same content as the new record. A commit completes a running installation first.
+After a crash at any point the catalogue names either the old files or the new ones. The next
+opening removes unnamed files, and the merge is done again.
 
-A merge that fails has changed nothing, and is reported in the stats. If it failed for lack of
-space, it is tried again after the next commit; any other failure ends merges of its kind until the
-store is opened again.
+A merge that fails has changed nothing, and its failure is reported in the stats. If it failed for
+lack of space, it is tried again after the next commit. After any other failure no more merges of
+its kind are made until the store is opened again.
 """
 
 import threading
@@ -47,7 +48,7 @@ class Merge(Protocol):
     """One merge, of any kind."""
 
     def run(self, reached: Callable[[str], None]) -> None:
-        """Write the kept records durably to new files. Any thread; nothing current changes.
+        """Write the kept records durably to new files. Nothing that is current changes. Any thread.
 
         `reached` is called at each stage; an exception stops the merge.
 
@@ -58,10 +59,11 @@ class Merge(Protocol):
         """
 
     def catalogue(self, contents: Contents) -> Catalogue | None:
-        """Return the catalogue that makes the result current; None: the rows are uncommitted."""
+        """Return the catalogue that makes the result current; None if the merge replaces no
+        committed files."""
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, one slice before each yield and one at the end; remove the
+        """Make the result current in slices, one before each yield and one at the end; remove the
         replaced files."""
 
     def discard(self, contents: Contents) -> None:
@@ -88,11 +90,11 @@ class Merges:
         self._thread: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._stop = threading.Event()
-        self._looked_at: tuple[Log, int] | None = None  # the state that was last searched for work
+        self._looked_at: tuple[Log, int] | None = None  # the state last searched for due merges
         self._threads: list[threading.Thread] = []  # the thread above; shared with the finalizer
-        # If the interpreter's end stops a thread inside a kernel, the whole process crashes.
+        # If the interpreter ends while a thread is inside a kernel, the whole process crashes.
         weakref.finalize(self, _end, self._stop, self._threads)
-        # By kind of merge: the commit number from which it can be tried again after a failure.
+        # By kind of merge: the commit from which the kind can be tried again after a failure.
         self._not_before: dict[type, int] = {}
         self._was_stopped = False
 
@@ -102,8 +104,8 @@ class Merges:
         return self._thread is not None or self._installing is not None
 
     def poll(self) -> None:
-        """Install a finished merge, slice by slice; start a merge that is due. Called between
-        commands; never waits."""
+        """Install a finished merge, slice by slice; start a merge that is due. This method is
+        called between commands, and never waits."""
         if self._contents.read_only or self._contents.failure is not None:
             return
         self._contents.removal.begin()
@@ -132,8 +134,8 @@ class Merges:
             self.waited_s += monotonic() - began
 
     def delay_s(self, wanted_bytes: int) -> float:
-        """Return the seconds to wait before or after logging `wanted_bytes`. The delay grows in
-        proportion to these bytes and to how far merges are behind."""
+        """Return the seconds that a command waits before or after it logs `wanted_bytes`. The delay
+        is proportional to these bytes, and to the distance by which merges are behind."""
         if self._thread is None:
             return 0.0
         waiting = sum(s.bytes for s in self._committed())
@@ -141,7 +143,8 @@ class Merges:
         return min(max(behind, 0.0) * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S)
 
     def finish(self) -> None:
-        """Run all merges that are due, and wait for them. For tests and before measurements."""
+        """Run all merges that are due, and wait for them. This is for tests, and for use before
+        measurements."""
         while True:
             self.poll()
             if not self.running:
@@ -151,7 +154,7 @@ class Merges:
         self._contents.removal.finish()
 
     def complete(self) -> None:
-        """Complete a running installation, before work that must not find it incomplete."""
+        """Complete an installation that has begun, before work that must not find it incomplete."""
         while self._installing is not None:
             self._install_slice()
 
@@ -164,16 +167,18 @@ class Merges:
         self.complete()
 
     def try_again(self) -> None:
-        """Allow merges again that failed for lack of space, because a restore changed the files."""
+        """Let merges that failed for lack of space be tried again, because a restore has changed
+        the files."""
         self._not_before = {k: n for k, n in self._not_before.items() if n == _NEVER}
 
     def look_again(self) -> None:
-        """Search for due merges again, because fewer kept checkpoints allow more merges."""
+        """Search for due merges again, because more merges are possible after checkpoints were
+        dropped."""
         self._looked_at = None
 
     def _due(self) -> Merge | None:
-        # The base first: each fold adds to it, so that folds would never let a base merge start.
-        # But not if folds are behind, or if base merges are stopped again and again.
+        # Base merges first: each fold adds a run, so that folds would never let a base merge start.
+        # But folds are first if they are behind, or if base merges are stopped again and again.
         limits, committed = self._contents.limits, self._committed()
         is_behind = (
             sum(s.bytes for s in committed) > _BEHIND_FOLDS * limits.fold_bytes
@@ -185,7 +190,7 @@ class Merges:
                 continue
             try:
                 plan: Merge | None = kind.due(self._contents)
-            except EmbstoreError as exc:  # for example no space for the file of a compaction
+            except EmbstoreError as exc:  # for example: no space for the file of a compaction
                 self._failed(kind, exc)
                 continue
             if plan is not None:

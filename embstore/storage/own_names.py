@@ -1,4 +1,4 @@
-"""Names of files that a store or a backup makes, and may therefore remove.
+"""Names of the files that a store or a backup makes and may therefore remove.
 
 Leftovers of a crash, a merge or a cancelled backup are found by listing a folder. Users may put
 files of their own into these folders, so a listed file is removed only if its name has one of the
@@ -24,5 +24,6 @@ _OWN = re.compile(
 
 
 def is_own(path: str) -> bool:
-    """Return whether a path, relative to the store or backup, is that of a file which it makes."""
+    """Return whether a path, relative to a store or backup, has the form of a file that such a
+    directory makes."""
     return _OWN.fullmatch(path) is not None

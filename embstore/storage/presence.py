@@ -1,13 +1,14 @@
-"""Checks that the files of an open store still exist, and are still its own.
+"""Checks that the files of an open store still exist, and were not replaced by other files.
 
-Names alone are not sufficient: a folder may have been replaced by an older copy of itself that has
-all the names. The store's next files would then be written there, next to a file that ends too
-early. Files that a commit names never change, so each is identified by its inode number, as it was
-when the file was first seen. CATALOGUE is replaced at each commit, and is identified by its
-content.
+To check the names alone is not sufficient: a folder may have been replaced by an older copy of
+itself that has files of all these names. The store's next files would then be written into that
+copy, next to a file that ends too early. Files that a commit names never change, so each file is
+identified by the inode number that it had when the store first saw it. CATALOGUE is replaced at
+each commit, and is identified by its content.
 
 Listing a folder yields all inode numbers at once. Some file systems (FUSE) list other numbers than
-the files themselves report. Therefore the file itself is asked before it is taken for another file.
+the files themselves report. Therefore, if a listed number differs, the file itself is asked before
+it is taken for another file.
 """
 
 from collections.abc import Collection, Iterator
@@ -26,13 +27,15 @@ class Presence:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._seen: dict[str, tuple[int, tuple[int, int]]] = {}
-        """For each file: the inode number in its folder's list, and its own device and inode."""
+        """For each file: the inode number in its folder's list, and the device and inode that the
+        file itself reports."""
         self._catalogues: tuple[bytes, ...] = ()
-        """Hashes of the contents that CATALOGUE may have: one, or more while it is replaced."""
+        """Hashes of the contents that CATALOGUE may have: one hash, or several during its
+        replacement."""
 
     def gone(self, paths: Collection[str]) -> str:
-        """Return the path of a file that is missing or was replaced by another file; "": none is.
-        `paths` are files that never change; all other files are forgotten."""
+        """Return the path of a file that is missing or was replaced by another file; "" if there is
+        none. `paths` are files that never change; the numbers of all other files are forgotten."""
         here = dict(self._files.inodes(""))
         for room in ROOMS:
             here |= {f"{room}/{name}": found for name, found in self._files.inodes(room).items()}
@@ -54,13 +57,13 @@ class Presence:
         return is_own
 
     def begin(self, paths: Collection[str]) -> None:
-        """Take the present files for the store's own."""
+        """Record the present files as the files of the store."""
         self._catalogues = (_hash(self._files.read_all(PATH)),)
         self.gone(paths)
 
     @contextmanager
     def replacing(self, content: bytes) -> Iterator[None]:
-        """Allow CATALOGUE to have this content too, while the block runs. After the block only this
+        """During the block, allow CATALOGUE to have this content as well. After the block only this
         content is allowed, unless the block raised an error."""
         new = _hash(content)
         self._catalogues = (*self._catalogues, new)

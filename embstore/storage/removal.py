@@ -1,8 +1,8 @@
 """Removal of unnamed files, on a separate thread.
 
-Removing 256 MiB and their last map takes the system a tenth of a second, and a command must not
-wait for that. The thread begins with a later command, when nothing else refers to the maps. If the
-process ends earlier, the next opening removes the rest.
+To remove a file of 256 MiB and its last map takes the system a tenth of a second, and a command
+must not wait for that. The thread is started at a later command, when nothing else refers to the
+maps. If the process ends earlier, the next opening of the store removes the remaining files.
 """
 
 import threading
@@ -16,12 +16,13 @@ class Removal:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._paths: list[str] = []  # to be removed
+        self._paths: list[str] = []  # files to be removed
         self._maps: list[object] = []
         self._threads: list[threading.Thread] = []
 
     def remove(self, paths: Iterable[str], maps: object) -> None:
-        """Remove files soon. `maps` are released after the files, so that the thread frees them."""
+        """Record files that are to be removed soon. `maps` are released after the files are
+        removed, so that the thread frees the maps' memory."""
         self._paths += paths
         self._maps.append(maps)
 

@@ -1,22 +1,22 @@
 """The log index: from a row key to the position of the row's newest record in the log.
 
 It is a hash table with open addressing and linear probing at a load of at most 0.7, because its
-lookups come in thousands and touch one cache line each. Removal shifts the following entries back,
-so that no removal marks slow down a probe. The index has one entry, (key, position), per distinct
-row since the last fold.
+lookups come in thousands and touch one cache line each. When an entry is removed, the entries after
+it are shifted back, so that no marks of removed entries slow down a probe. The index has one entry,
+(key, position), per distinct row since the last fold.
 
-A **position** is ``place << 40 | byte offset``. A place is a small number that a log segment has
-while its records can be found (log.py). `live` counts, per place, the records that are the newest
-of their key. Records begin at multiples of eight bytes, so the lowest bit of an offset is free. It
-is TOMBSTONE, which is set if the record marks its row as deleted.
+A **position** is ``place << 40 | byte offset``. A place is a small number that a log segment has as
+long as its records can be found (log.py). `live` counts, per place, the records that are the newest
+record of their key. Records begin at multiples of eight bytes, so the lowest bit of an offset is
+free. This bit, TOMBSTONE, is set if the record marks its row as deleted.
 
 The table grows little by little, because moving all entries at once takes seconds at tens of
-millions of rows. While it grows, an entry is in the new table or in the old one. Every call that
-adds keys moves the entries of these keys, and some others, so that the old table is empty long
-before the new one is full.
+millions of rows. During the growth, an entry is either in the new table or in the old one. Every
+call that adds keys moves the entries of these keys, and some other entries, so that the old table
+is empty long before the new one is full.
 
-Keys given to one call may repeat: entries are written in order, so the last one counts. The loops
-are pure functions of their arguments, and use host memory only.
+A call may be given a key several times: entries are written in order, so the key's last position
+counts. The loops are pure functions of their arguments, and use host memory only.
 """
 
 from contextlib import suppress
@@ -43,18 +43,19 @@ PLACE_BITS = 40
 TOMBSTONE = 1
 OFFSET_MASK = (1 << PLACE_BITS) - 8
 _AHEAD = 12
-"""How many keys ahead the entry is prefetched: this covers a few memory latencies."""
+"""Number of keys by which prefetching is ahead of the lookup. This lead covers a few memory
+latencies."""
 _INITIAL = 1 << 12
 _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15
-"""Number of entries that a call moves, which takes a few milliseconds."""
+"""Number of entries that one call moves to the new table; this takes a few milliseconds."""
 _SHRINK = 16
-"""If fewer than 1/n of the table's entries are used, for example after a fold, it shrinks."""
+"""The table shrinks if fewer than 1/n of its entries are used, for example after a fold."""
 
 
 @building_block
 def mixed(key: np.int64) -> np.uint64:
-    """Return a hash of a key, each of whose bits depends on each bit of the key."""
+    """Return a hash of a key. Each bit of the hash depends on each bit of the key."""
     h = np.uint64(key)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
@@ -68,7 +69,8 @@ def _home(key: np.int64, mask: np.int64) -> np.int64:
 
 @building_block
 def _place(entries: Int64RowsIn, key: np.int64) -> np.int64:
-    """Return the index of a key's entry, or the index at which it would be added."""
+    """Return the index of a key's entry, or, if it has none, the index at which to add the
+    entry."""
     mask = np.int64(entries.shape[0] - 1)
     at = _home(key, mask)
     while entries[at, 0] != key + 1 and entries[at, 0] != 0:
@@ -90,8 +92,8 @@ def _ask(entries: Int64RowsIn, keys: Int64sIn, i: int) -> None:
 
 @building_block
 def position_of(entries: Int64RowsIn, old: Int64RowsIn, keys: Int64sIn, i: int) -> int:
-    """Return the position of keys[i], or -1, from the new table or the old one. Entries of the keys
-    after it are prefetched."""
+    """Return the position of keys[i], or -1, from the new table or the old one. The entries of the
+    keys after keys[i] are prefetched."""
     _ask(entries, keys, i)
     if old.shape[0] > 1:
         _ask(old, keys, i)
@@ -148,7 +150,7 @@ def _erase(entries: Int64Rows, at: np.int64) -> None:
         if entries[at, 0] == 0:
             break
         home = _home(entries[at, 0] - 1, mask)
-        # The entry may move to the hole only if the hole lies on its way from home to here.
+        # The entry may move to the hole only if the hole is on the entry's path from home to here.
         if ((at - home) & mask) >= ((at - hole) & mask):
             entries[hole, 0] = entries[at, 0]
             entries[hole, 1] = entries[at, 1]
@@ -164,7 +166,8 @@ def repoint(
     news: Int64sIn,
     live: Int64s,
 ) -> int:
-    """Change entries from `olds` to `news`, or remove them (-1); return the number removed."""
+    """Change the positions of entries that are still `olds` to `news`; a new position of -1 removes
+    the entry. Return the number of removed entries."""
     removed = 0
     for i in range(keys.shape[0]):
         _ask(entries, keys, i)
@@ -237,10 +240,10 @@ _NO_ENTRIES = np.zeros((1, 2), np.int64)
 
 
 def _empty(capacity: int) -> _Entries:
-    """Return an empty table in its own memory, of huge pages, which save page walks.
+    """Return an empty table in memory of its own. The memory has huge pages, which save page walks.
 
     The empty mark is 0, because the system supplies zeroed pages on first use. Any other mark would
-    have to be written, which takes a tenth of a second at millions of rows, while calls wait.
+    have to be written, and calls would wait for a tenth of a second at millions of rows.
     """
     return reserve(16 * capacity).view(np.int64).reshape(capacity, 2)
 
@@ -252,7 +255,8 @@ class RowIndex:
         self.size = 0
         self._entries = _empty(_INITIAL)
         self._old = _NO_ENTRIES
-        """The table before its size changed, with the entries that have not been moved yet."""
+        """The table before the last change of size, with the entries that have not been moved
+        yet."""
         self._next = 0  # the old table has no entries before this index
 
     @property
@@ -274,8 +278,8 @@ class RowIndex:
     ) -> None:
         """Point each key at its newer position, and update `live`.
 
-        The count of a `frozen` place does not decrease: a kept checkpoint still needs the record
-        that is superseded. If a key repeats, its last position counts.
+        The count of a `frozen` place does not decrease: a kept checkpoint still needs the
+        superseded record. If a key is given several times, its last position counts.
         """
         self.make_room(len(keys))
         move_keys(self._old, self._entries, keys)
@@ -289,7 +293,8 @@ class RowIndex:
         news: NDArray[np.int64],
         live: NDArray[np.int64],
     ) -> None:
-        """Give keys that still have their old position the new one, or remove them (-1)."""
+        """Give keys that still have their old position the new position; a new position of -1
+        removes the key."""
         for table in self.tables:
             self.size -= repoint(table, keys, olds, news, live)
         if _SHRINK * self.size < len(self._entries) and len(self._entries) > _INITIAL:
@@ -302,8 +307,8 @@ class RowIndex:
         return np.concatenate([k[(k >= low) & (k < high)] for k in self.copied_keys()])
 
     def copied_keys(self) -> list[Keys]:
-        """Return all row keys, unordered, with -1 for empty entries. It is a copy, made at the
-        speed of memory, that can be searched without the engine."""
+        """Return a copy of all row keys, unordered, with -1 for empty entries. The copy is made at
+        the speed of memory, and can be searched without the engine."""
         return [entries[:, 0] - 1 for entries in self.tables]
 
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:
@@ -324,7 +329,7 @@ class RowIndex:
             self._move(_MOVED_LEAST)
 
     def _begin_moving(self, capacity: int) -> None:
-        """Begin a table of another size, to which entries will move little by little."""
+        """Begin a table of another size, to which the entries will be moved little by little."""
         # Memory first: a failure half-way must not lose entries.
         entries = _empty(capacity)
         self._move(_ALL)

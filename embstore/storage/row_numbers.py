@@ -1,21 +1,24 @@
 """Row numbers of a sparse table: from id to number, and from number to id.
 
-The keys of a sparse table are any 64-bit ids. Files identify its rows by row keys, as they do for
-every other table: ``table_id << 40 | row number``. An id gets the next number when its row is
-logged for the first time, and keeps that number. Therefore rows are packed, whatever the ids are,
-and code that works on row keys (log index, key indexes, merges) needs no ids.
+The keys of a sparse table are any 64-bit ids. Files identify the rows of a sparse table by row
+keys, as those of every other table: ``table_id << 40 | row number``. When the row of an id is
+logged for the first time, the id gets the next number, which it keeps. Therefore row keys have no
+gaps, whatever the ids are, and code that works on row keys (log index, key indexes, merges) needs
+no ids.
 
 Two arrays are in memory: the ids in the order of their numbers; and an open-addressing table of
 numbers, which compares ids in the first array. The table has 4 bytes per slot at a load of 0.53 to
-0.8, so that an id takes 13 to 15.5 bytes, where a table of (id, number) alone takes 23 to 46. The
-price is a second cache line per lookup; both lines are prefetched.
+0.8, so that an id takes 13 to 15.5 bytes in both arrays together. A single table of (id, number)
+would take 23 to 46 bytes per id. The price is a second cache line per lookup; both lines are
+prefetched.
 
-The table grows little by little, like the table of the log index. While an old table exists, its
-numbers are entered into the new one in order, some with each call, and an id that is not in the new
-table is looked up in the old one. Nothing is ever removed: a restore builds the numbers again from
-files (id_files.py).
+The table grows little by little, like the table of the log index. As long as an old table exists,
+each call enters some of the old table's numbers, in order, into the new table; an id that is not in
+the new table is looked up in the old one. No number is ever removed: a restore builds new row
+numbers from files (id_files.py).
 
-Ids that have numbers never change, so other threads can read them while more numbers are assigned.
+The id of a number never changes, so other threads can read such ids while more numbers are
+assigned.
 """
 
 from typing import Any
@@ -41,19 +44,21 @@ from embstore.host.workers import Workers
 from embstore.storage.row_index import mixed
 
 NUMBERS_MAX = 3 << 30
-"""Most rows of one sparse table: a slot of 32 bits contains number + 1."""
+"""Maximum number of rows of one sparse table: a slot of 32 bits contains number + 1."""
 NOWHERE = KEY_MASK
 """The row number that stands for "no number"; no row has it."""
 _AHEAD, _NEAR = 24, 12
-"""How many ids ahead the slot, and then the id that it refers to, are prefetched."""
+"""Numbers of ids by which prefetching is ahead of the lookup: for the slot, and for the id to which
+the slot refers."""
 _INITIAL = 1 << 10
 _IDS_INITIAL = 1 << 16
-"""Ids for which a small table reserves address space. A larger table reserves address space for all
-ids that it can ever have, because growing the array means copying it."""
+"""Number of ids for which a small table reserves address space. A larger table reserves address
+space for all ids that it can ever have, because an array must be copied to grow."""
 _MOVED_LEAST = 1 << 15
-"""Numbers that a call moves to the new table, which takes a few milliseconds."""
+"""Number of row numbers that one call moves to the new table; this takes a few milliseconds."""
 _CHECKED = 1 << 20
-"""Most numbers that a check of integrity looks up: the engine waits for it."""
+"""Maximum number of row numbers that a check of integrity looks up. The check is limited because
+the engine waits for it."""
 _LOOKED_BYTES = 128
 """Bytes of memory traffic per lookup: one cache line of the table, and one of the ids."""
 
@@ -87,7 +92,7 @@ def _ask(slots: Uint32sIn, ids: Int64sIn, keys: Int64sIn, i: int) -> None:
 @kernel
 def find(
     slots: Uint32sIn,  # (slots,) number + 1; 0: empty
-    old: Uint32sIn,  # the old table, while not all of its numbers are in the new one
+    old: Uint32sIn,  # the old table, as long as the new one lacks some of its numbers
     ids: Int64sIn,  # (numbers + 1,) ids[number + 1] is the id of number; ids[0] is none
     keys: Int64sIn,  # (n,)
     first: Int,  # row key of number 0
@@ -136,7 +141,8 @@ class RowNumbers:
     def __init__(self, table_id: int) -> None:
         self.table_id = table_id
         self.count = 0
-        """Number of ids that have row numbers. It grows last, when the new ids can be read."""
+        """Number of ids that have row numbers. It is increased only after the new ids have been
+        written, so that threads can read these ids."""
         self._ids: NDArray[np.int64] = _reserved(_IDS_INITIAL, np.int64)
         self._ids[0] = EMPTY_KEY
         self._slots: NDArray[np.uint32] = _reserved(_INITIAL, np.uint32)
@@ -149,8 +155,8 @@ class RowNumbers:
         return 8 * (self.count + 1) + self._slots.nbytes + self._old.nbytes
 
     def row_keys_of(self, ids: Keys, workers: Workers | None = None) -> Keys:
-        """Return the row key of each id. The row key of an id without a number contains the number
-        NOWHERE, which no row has."""
+        """Return the row key of each id. If an id has no row number, its row key contains NOWHERE,
+        the number that no row has."""
         row_keys = np.empty(len(ids), np.int64)
         tables = self._slots, self._old, self._ids
 
@@ -164,12 +170,13 @@ class RowNumbers:
         return row_keys
 
     def assign(self, ids: Keys, workers: Workers | None = None) -> Keys:
-        """Return the row keys of unique ids. Ids that have no number get one, in their order.
+        """Return the row keys of unique ids. Ids that have no row number get one, in the order of
+        `ids`.
 
         Raises
         ------
         CapacityError : there is not enough memory, or there are too many ids. Nothing has changed.
-            It is never raised if `make_room` has made room for these ids.
+            This error is never raised if `make_room` has made room for these ids.
         """
         row_keys = self.row_keys_of(ids, workers)
         new = np.flatnonzero(row_keys & KEY_MASK == NOWHERE)
@@ -179,7 +186,7 @@ class RowNumbers:
         return row_keys
 
     def add(self, ids: Keys) -> None:
-        """Give numbers to unique ids that have no numbers yet."""
+        """Give row numbers to unique ids that have none yet."""
         self.make_room(len(ids))
         low, high = self.count, self.count + len(ids)
         self._ids[low + 1 : high + 1] = ids
@@ -188,7 +195,7 @@ class RowNumbers:
         self._move(max(_MOVED_LEAST, 4 * len(ids)))
 
     def make_room(self, count: int) -> None:
-        """Make room for `count` more ids, so that `add` cannot fail for them.
+        """Make room for `count` more ids, so that `add` cannot fail for these ids.
 
         Raises CapacityError if there is not enough memory; nothing has changed then.
         """
@@ -203,7 +210,7 @@ class RowNumbers:
             except CapacityError:  # this system counts reserved address space as memory
                 ids = _reserved(2 * size + 1, np.int64)
             ids[: self.count + 1] = self._ids[: self.count + 1]
-            self._ids = ids  # readers of the old array have all ids that they need
+            self._ids = ids  # the old array has all ids that its readers need
         if 5 * size > 4 * len(self._slots):
             slots = _reserved(15 * size // 8, np.uint32)
             self._move(self.count)
@@ -221,17 +228,18 @@ class RowNumbers:
             self._old = _NO_SLOTS
 
     def ids_of(self, numbers: NDArray[np.int64]) -> Keys:
-        """Return the ids of numbers that were assigned. Any thread."""
+        """Return the ids of row numbers, which must have been assigned. Any thread."""
         ids: Keys = self._ids[numbers + 1]
         return ids
 
     def first_ids(self, low: int, high: int) -> Keys:
-        """Return a view of the ids of the assigned numbers `low` to `high` - 1. Any thread."""
+        """Return a view of the ids of the row numbers `low` to `high` - 1, which must have been
+        assigned. Any thread."""
         return self._ids[low + 1 : high + 1]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a number is not found by its id; of many numbers, a sample is
-        checked."""
+        """Raise AssertionError if a row number is not found by its id. If there are many numbers,
+        only a sample of them is checked."""
         numbers = np.arange(0, self.count, 1 + self.count // _CHECKED)
         found = self.row_keys_of(self.ids_of(numbers))
         if not np.array_equal(found & KEY_MASK, numbers):

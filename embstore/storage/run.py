@@ -7,9 +7,10 @@ A run contains rows of one age, of any tables; a newer run wins. It is cut into 
 
 Directory and containers are the key index (key_index.py); trailer.py describes the trailer. A file
 contains either rows or **tombstones**. A tombstone is a record without a row, so it has
-RECORD_HEADER_BYTES; it marks a deleted row that an older run has. The index alone identifies
-tombstones, without reading a record. The catalogue can name a range of a file's keys, or two ranges
-of the same file: then the records in between have been merged into another run, and are dead.
+RECORD_HEADER_BYTES. It marks a row of an older run as deleted. The index alone shows which records
+are tombstones; the records need not be read. The catalogue can name a range of a file's keys, or
+two ranges of the same file: then the records outside of these ranges have been merged into another
+run, and are dead.
 """
 
 from contextlib import closing
@@ -35,7 +36,7 @@ _ENTRY_BYTES = 8 * COLUMNS
 
 
 class RunIndex(NamedTuple):
-    """The key index of a file as it was read, its offset `at`, and its counts."""
+    """The key index of a file as it was read, the index's offset `at`, and the index's counts."""
 
     records: int
     groups: int
@@ -50,7 +51,7 @@ class RunIndex(NamedTuple):
 
 
 def check_run_header(file: File, store_id: bytes, entry: PartEntry) -> None:
-    """Check that a file's header is the header of this part of this store."""
+    """Check that a file's header is that of the part `entry` of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), BASE_MAGIC, store_id, file.path)
     if found[:2] != (entry.number, entry.part):
         raise CorruptTableError(f"{file.path}: the header is that of another part")
@@ -88,20 +89,20 @@ class RunFile:
 
     @cached_property
     def has_tombstones(self) -> bool:
-        """Whether the file contains tombstones, and no rows."""
+        """Whether the file contains tombstones rather than rows."""
         return int(self.index.directory[0, SIZE]) == RECORD_HEADER_BYTES
 
     def rows_between(
         self, low: int, high: int
     ) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), and the addresses and bytes of their records."""
+        """Return the row keys in [low, high), and the address and bytes of each key's record."""
         keys, offsets, sizes = self.index.between(low, high)
         return keys, offsets + np.uint64(self.map.ctypes.data), sizes
 
 
 @dataclass(frozen=True)
 class Part:
-    """A range of the keys of a file; a run has the rows of these keys there."""
+    """A range of the keys of a file. The rows that a run has in that range are in this file."""
 
     entry: PartEntry
     file: RunFile = field(repr=False)
@@ -112,8 +113,8 @@ class Part:
         return int(self.bytes_between(np.array([self.entry.low, self.entry.high]))[0])
 
     def bytes_between(self, cuts: Keys) -> NDArray[np.int64]:
-        """Return the bytes of the part's records between neighbouring row keys of `cuts`, which
-        ascend."""
+        """Return the bytes of the part's records between each two neighbouring row keys of `cuts`,
+        which are in ascending order."""
         return np.diff(self.file.index.offsets_of(cuts.clip(self.entry.low, self.entry.high)))
 
     def without(self, low: int, high: int) -> "Run":
@@ -127,17 +128,18 @@ class Part:
 
 
 Run = tuple[Part, ...]
-"""Parts by ascending key; no two have a key in common. All parts have rows, or all tombstones."""
+"""Parts by ascending key; no two parts have a key in common. Either all parts have rows, or all
+have tombstones."""
 
 
 def has_tombstones(run: Run) -> bool:
-    """Return whether a run has tombstones, and no rows."""
+    """Return whether a run has tombstones rather than rows."""
     return run[0].file.has_tombstones
 
 
 class RunWriter:
-    """Writes one run, part after part, durably, and a second run of the same number with the
-    tombstones, if there are any. No row key occurs in both. One thread.
+    """Writes one run durably, part after part; and a second run of the same number with the
+    tombstones, if there are any. No row key occurs in both runs. One thread.
 
     Parameters
     ----------
@@ -162,7 +164,8 @@ class RunWriter:
         self._begin()
 
     def append(self, keys: Keys, records: NDArray[np.uint64]) -> None:
-        """Write records (n, words) of ascending row keys, all larger than those written before."""
+        """Write records (n, words) of ascending row keys, all larger than the keys written
+        before."""
         size = 8 * records.shape[1]
         low = 0
         while low < len(keys):
@@ -174,8 +177,8 @@ class RunWriter:
                 self._finish()
 
     def bury(self, keys: Keys) -> None:
-        """Remember row keys whose tombstones `close` will write: ascending, and all larger than
-        those given before."""
+        """Remember row keys whose tombstones `close` will write. The keys are ascending, and all
+        are larger than the keys of earlier calls."""
         self._buried.append(keys)
 
     def close(self) -> None:

@@ -5,17 +5,17 @@ A segment is a header page, records back to back, and, once **sealed**, a key in
     header | record record ... | key (int64) of each record | runs | trailer
     runs: (first record, byte offset, record bytes) wherever the record size changes, as three int64
 
-The index contains the keys in the order in which they were appended, repeats included. Therefore
-sealing costs one write, and reading the index in order finds the newest record of each key without
-touching a row. Merges sort the keys, because they need the order. The trailer (trailer.py) contains
-the numbers of records and runs.
+The index contains the keys in the order in which they were appended, repeated keys included.
+Therefore sealing costs one write, and a reader of the index in this order finds the newest record
+of each key without touching a row. Merges sort the keys, because they need the order. The trailer
+(trailer.py) contains the numbers of records and runs.
 
 A **tombstone** is a record without a row, so it has RECORD_HEADER_BYTES. The runs show which
 records are tombstones, and the position of a tombstone has a bit set (row_index.py).
 
-Space, including that for index and trailer, is reserved before a command changes anything
-(`reserve`), so that `append` cannot fail for lack of space. One segment receives all rows that a
-command evicts, so a segment can be larger than the configured size.
+Space for the records, index and trailer is reserved before a command changes anything (`reserve`),
+so that `append` cannot fail for lack of space. One segment receives all rows that a command evicts,
+so a segment can be larger than the configured size.
 
 A sealed segment never changes. Its map stays readable after the file is removed.
 """
@@ -47,15 +47,16 @@ _ALLOCATE_BYTES = 8 << 20
 class Segment:
     """One log segment.
 
-    `place` is the segment's number in the positions of its records (row_index.py). `commit` is the
-    commit that made the segment durable; 0: no commit has.
+    `place` is the number that identifies the segment: the upper bits of the position of each of its
+    records are this number (row_index.py). `commit` is the number of the commit that made the
+    segment durable; 0: the segment is not durable yet.
     """
 
     number: int
     place: int
     file: File | None
     map: NDArray[np.uint8] = field(repr=False)  # printing it would read every page
-    bytes: int  # of header and records so far; of the whole file once sealed
+    bytes: int  # of header and records so far; of the whole file once it is sealed
     records: int = 0
     commit: int = 0
     checksum: int = 0  # of the index, once sealed
@@ -93,7 +94,8 @@ def _positions(place: int, offset: int, count: int, size: int) -> NDArray[np.int
 
 
 class SegmentWriter:
-    """Appends records to one new segment. Engine thread, or the thread of a merge, never both."""
+    """Appends records to one new segment. Only one thread uses it: the engine thread or the thread
+    of a merge."""
 
     def __init__(
         self, files: Files, store_id: bytes, number: int, place: int, capacity: int
@@ -124,14 +126,14 @@ class SegmentWriter:
             self._allocated = wanted
 
     def append(self, keys: Keys, records: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Write packed records (n, words) in one piece and return their positions."""
+        """Write packed records (n, words) in one piece; return the records' positions."""
         offset, positions = self.place(keys, 8 * records.shape[1])
         self.write(offset, records)
         return positions
 
     def place(self, keys: Keys, size: int) -> tuple[int, NDArray[np.int64]]:
-        """Assign an offset to the next records, of `size` bytes each; return it and their
-        positions."""
+        """Assign an offset to the next records, of `size` bytes each; return the offset and the
+        records' positions."""
         segment = self.segment
         offset = segment.bytes
         if not segment.runs or segment.runs[-1][2] != size:
@@ -142,7 +144,7 @@ class SegmentWriter:
         return offset, _positions(segment.place, offset, len(keys), size)
 
     def write(self, offset: int, records: NDArray[np.uint64]) -> None:
-        """Write packed records at their offset. Any thread."""
+        """Write packed records at the offset that `place` has returned. Any thread."""
         self._file.write(offset, records.data)
 
     def index(self) -> bytes:
@@ -162,8 +164,8 @@ class SegmentWriter:
         return index + trailer
 
     def seal(self, index: bytes | None = None) -> Segment:
-        """Write the index, which is made now unless it is given, free unused space, and return the
-        finished segment."""
+        """Write the index, free unused space, and return the finished segment. The index is made by
+        this call unless it is given."""
         segment = self.segment
         index = self.index() if index is None else index
         self._file.write(segment.bytes, index)
@@ -182,7 +184,7 @@ class SegmentWriter:
 
 
 def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
-    """Return the size of a new segment that is sure to fit `records` records."""
+    """Return a size of a new segment into which `records` records will certainly fit."""
     needed = 4 * PAGE_BYTES + records * (record_bytes + _INDEX_ENTRY_BYTES)
     return max(segment_bytes, -(-needed // PAGE_BYTES) * PAGE_BYTES)
 
@@ -212,7 +214,7 @@ def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry)
 
 
 class SegmentIndex(NamedTuple):
-    """The key index of a sealed segment as it was read, and its offset `at`."""
+    """The key index of a sealed segment as it was read, and the index's offset `at`."""
 
     keys: Keys  # of each record
     runs: list[tuple[int, int, int]]
@@ -220,7 +222,7 @@ class SegmentIndex(NamedTuple):
 
 
 def check_segment_header(file: File, store_id: bytes, entry: SegmentEntry) -> None:
-    """Check that a file's header is the header of this segment of this store."""
+    """Check that a file's header is that of the segment `entry` of this store."""
     found, *_ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, file.path)
     if found != entry.number:
         raise CorruptTableError(f"{file.path}: the header is that of another segment")
@@ -272,7 +274,8 @@ def newest_in(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
 
 
 def first_of(segments: list[Segment], size: int) -> list[Segment]:
-    """Return the first segments that together have at most `size` bytes, but at least one."""
+    """Return the first segments, as many as together have at most `size` bytes, but at least one
+    segment."""
     total = 0
     chosen: list[Segment] = []
     for segment in segments:

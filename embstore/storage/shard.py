@@ -1,21 +1,22 @@
 """The file SHARD: the cluster, shard number and map of a directory.
 
 Rows on the wrong shard look like rows that were never written, and the initializer computes missing
-rows. So nothing would fail, and the model would be wrong. Therefore a directory that was once
-opened as a shard records its number and map, and is never served as anything else: not as a shard
-of another number or cluster, not as an unsharded store, and not with an older map than one that it
-has had. A store that has executed commands of its own cannot become a shard either, because its
-rows are not limited to a shard's partitions.
+rows. Therefore, if a directory were opened as the wrong shard, no call would fail, and the model
+would be wrong. To prevent this, a directory that was once opened as a shard records its shard
+number and map. It is never served as a shard of another number or cluster, as an unsharded store,
+or with a map older than its recorded map. A store that has executed commands of its own cannot
+become a shard either, because its rows are not limited to a shard's partitions.
 
 **Paused writes.** A map that gives partitions to other shards is adopted by all shards at one
 barrier, or by no shard: the client that moves the partitions first makes every shard pause its
 writes, and then decides. Therefore a pause outlives the process, like a prepared transaction of a
-database. A shard that is started again takes no writes until it receives the decision, which is a
-release or a newer map. Only a shard whose writes are paused adopts a map that moves partitions,
-because only then have its rows been copied.
+database. A shard that is started again takes no writes until it receives the client's decision,
+which is a release or a newer map. Only a shard whose writes are paused adopts a map that moves
+partitions, because the moved rows are copied only during a pause.
 
-SHARD is replaced as a whole, has a checksum, and is durable before it is acknowledged: a shard that
-has acknowledged a map still has it after a crash. A store that is no shard has no such file.
+SHARD is replaced as a whole, and has a checksum. It is durable before a map is acknowledged, so a
+shard that has acknowledged a map still has that map after a crash. A store that is no shard has no
+such file.
 """
 
 import json
@@ -53,11 +54,14 @@ class ShardPlace:
     shard: int
     shard_map: ShardMap
     paused_by: str = ""
-    """The client that has paused the shard's writes since it adopted this map; "": none has."""
+    """The client that has paused the shard's writes since the shard adopted this map; "" if writes
+    are not paused."""
     since: int = 0
-    """The first version of the map that splits commands as this map does; 0: this version."""
+    """The lowest version of the map that splits commands as this map does; 0: the version of this
+    map."""
     moved_commit: int = 0
-    """The last commit before partitions were moved: labels up to it belong to an older map."""
+    """The last commit before partitions were moved: the labels of commits up to this one belong to
+    an older map."""
 
     def __post_init__(self) -> None:
         count = len(self.shard_map.shards)
@@ -69,7 +73,7 @@ class ShardPlace:
 
     @property
     def name(self) -> str:
-        """The shard in words, for messages."""
+        """A description of the shard, for messages."""
         return f"shard {self.shard} of cluster {self.shard_map.cluster!r}"
 
     @property
@@ -93,18 +97,19 @@ class ShardPlace:
         return f"{self.name} takes no writes now: {who} has paused them; send the call again"
 
     def paused(self, by: str) -> "ShardPlace":
-        """Return the place with its writes paused.
+        """Return this place with writes paused by `by`.
 
         Raises
         ------
-        WritesPausedError : another client has paused them.
+        WritesPausedError : another client has paused the writes.
         """
         if self.paused_by not in ("", by):
             raise WritesPausedError(self.refusal)
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return the place with writes resumed if `by` has paused them; "": any client."""
+        """Return this place with writes resumed. They stay paused if a client other than `by` has
+        paused them; "" stands for any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
     def check_label(self, label: str, commit: int) -> None:
@@ -122,13 +127,15 @@ class ShardPlace:
         return (self.since or self.shard_map.version) <= version <= self.shard_map.version
 
     def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":
-        """Return the place with the next map, taking writes. `commit` is the store's last commit.
+        """Return this place with the next map, and with writes not paused. `commit` is the store's
+        last commit.
 
         Raises
         ------
         InvalidArgumentError : the map belongs to another cluster or is not newer; or it gives this
-            shard's address another number; or it moves a partition while writes are not paused, so
-            that rows which were not copied would count as unwritten.
+            shard's address another number; or it moves a partition or has another number of shards,
+            although writes are not paused: rows that were not copied would then count as never
+            written.
         """
         own = self.shard_map
         if shard_map.cluster != own.cluster:
@@ -197,7 +204,7 @@ def write(files: Files, place: ShardPlace) -> None:
 def take(
     files: Files, given: ShardPlace | None, *, is_used: bool, commit: int
 ) -> ShardPlace | None:
-    """Return and record the place of a directory that is opened as a shard, or, if `given` is None,
+    """Record and return the place of a directory that is opened as a shard, or, if `given` is None,
     as an unsharded store.
 
     Parameters
@@ -207,7 +214,8 @@ def take(
 
     Raises
     ------
-    InvalidArgumentError : the directory is recorded as something else; nothing has changed.
+    InvalidArgumentError : the directory's record, or its use so far, does not allow this; nothing
+        has changed.
     """
     noted = read(files)
     if noted is None or given is None:

@@ -1,23 +1,25 @@
 """The rows of one table as of a commit, in key order, while the store continues to run.
 
-The rows of a sparse table are in the order of their row numbers, which also serve as the cursor;
-the keys that are returned are ids.
+For a sparse table, the order is that of row numbers, and the cursor is a row number; the keys that
+are returned are ids.
 
-A state consists of files that never change: the runs of the base and the segments of the log with
-``commit <=`` the state's own, the later record of a row winning (catalogue.py). Therefore a
-snapshot is a list of these files, made with the engine in microseconds. Their maps keep the content
-as long as the snapshot lives, even if a merge, a restore or a dropped table removes the files.
+A state consists of files that never change: the runs of the base and the segments of the log whose
+``commit`` is not higher than that of the state. The later record of a row wins (catalogue.py).
+Therefore a snapshot is a list of these files, made with the engine in microseconds. The snapshot
+holds maps of the files. Their content stays readable as long as the snapshot exists, even if a
+merge, a restore or a dropped table removes the files.
 
 **Changes since another commit.** A commit logs every dirty row, and a merge never mixes files from
-before and after a kept checkpoint. Therefore exactly the files with a higher commit number contain
-the rows that were written after it. Written rows are found by the keys of these files, whether or
-not their content differs. Deleted rows are found by tombstones, if the state of that commit has the
-row: a row may have been both written and deleted since.
+before and after a kept checkpoint. Therefore exactly the files with a higher commit number than the
+other commit contain the rows that were written after it. These rows are found by the keys of these
+files, whether or not their content differs. A row counts as deleted if these files have its
+tombstone and the other commit has the row: a row may also have been both written and deleted after
+the other commit.
 
 Keys are merged in pieces of some groups of keys (key_index.py). The records of the log are in the
-order of time, so the table's keys in the log are sorted once: this takes 24 bytes per row that the
-indexes of the log's segments have. `prepare` announces these bytes, and the bytes of a piece,
-before it uses them.
+order of time, so the table's keys in the log are sorted once: this takes 24 bytes per row in the
+indexes of the log's segments. `prepare` passes the number of these bytes, and of the bytes of a
+piece, to its argument `reserve`.
 """
 
 from bisect import bisect_right
@@ -37,20 +39,21 @@ from embstore.storage.segment import Segment, places_of
 from embstore.storage.stored_rows import Located
 
 _PIECE_ROWS = 1 << 18
-"""Rows whose keys are in memory at the same time."""
+"""Number of rows whose keys are in memory at the same time."""
 _ROW_BYTES = 24
-"""Bytes of a row in `Stored`: its key, and the address and bytes of its record."""
+"""Number of bytes that a row takes in `Stored`, for its key and for the address and bytes of its
+record."""
 
 
 class Snapshot:
-    """The rows of one table. It is made with the engine, and then used by any thread.
+    """A snapshot of the rows of one table. It is made with the engine, and then used by any thread.
 
     Parameters
     ----------
-    commit : the commit whose rows are read; it must be the head's or a kept checkpoint's
-    since : only rows that were logged after this commit, also the head's or a kept checkpoint's; 0:
-        all rows
-    wanted : returns which of some keys belong to the snapshot, (n,) bool; None: all
+    commit : the commit whose rows are read; it must be that of the head or of a kept checkpoint
+    since : an earlier commit, also that of the head or of a kept checkpoint; only rows that were
+        logged after it are read; 0: all rows
+    wanted : returns whether each of some keys belongs to the snapshot, (n,) bool; None: all keys do
     numbers : the row numbers of a sparse table
     """
 
@@ -84,8 +87,9 @@ class Snapshot:
         self, between: Callable[[], None], reserve: Callable[[int], None] = lambda _: None
     ) -> tuple[int, int]:
         """Sort the log's keys, and return the number of rows and the number of deleted rows.
-        `between` is called between pieces of this work, and `reserve` with each number of bytes
-        that are kept from then on. An exception of either function ends the work."""
+        `between` is called between pieces of this work. `reserve` is called with each number of
+        bytes that the snapshot keeps from then on. An exception of either function ends the
+        work."""
         self._log = self._logged(self._segments, between, reserve)
         self._log_before = self._logged(self._segments_before, between, reserve) or Stored.none()
         counted = group_counts(self._runs, self._low, self._high)
@@ -105,16 +109,16 @@ class Snapshot:
         return count, deleted
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Locate the first rows, at most `count`, whose key or row number is at least `low`.
-        `keys_of` returns their keys."""
+        """Locate the first rows, at most `count`, whose key (or row number) is at least `low`.
+        `keys_of` returns the keys of these rows."""
         found = self._from(low, count, are_deleted=False)
         return Located(
             found.keys, found.addresses, np.full(len(found.keys), 3, np.uint8), self._maps
         )
 
     def deleted_from(self, low: int, count: int) -> Keys:
-        """Return the first row keys, at most `count` and at least `low`, whose rows were deleted
-        since the other commit."""
+        """Return row keys from `low` on, at most `count`, whose rows were deleted since the other
+        commit."""
         return self._from(low, count, are_deleted=True).keys
 
     def _from(self, low: int, count: int, *, are_deleted: bool) -> Stored:
@@ -136,14 +140,14 @@ class Snapshot:
         return numbers if self._numbers is None else self._numbers.ids_of(numbers)
 
     def _piece_of(self, number: int) -> Stored:
-        kept = self._piece  # another thread may replace it
+        kept = self._piece  # another thread may replace `_piece`
         if kept is None or kept[0] != number:
             kept = self._piece = number, self._merged(*self._cuts[number : number + 2])
         return kept[1]
 
     def _merged(self, low: int, high: int) -> Stored:
-        """Return the newest record of each row in a range, by row key; tombstones only for rows
-        that existed at the other commit."""
+        """Return the newest record of each row in a range, by row key. A tombstone is included only
+        if the row existed at the other commit."""
         parts = [rows_between(run, low, high) for run in self._runs]
         if self._log is not None:
             begin, end = np.searchsorted(self._log.keys, [low, high])
@@ -157,7 +161,7 @@ class Snapshot:
         return found if self._wanted is None else found.at(self._wanted(self.keys_of(found.keys)))
 
     def _had_row(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return whether each row key had a row before the files of this snapshot, (n,) bool."""
+        """Return whether each row key had a row at the other commit, (n,) bool."""
         had, log = have_rows(self._runs_before, keys), self._log_before
         if len(log.keys):
             at = np.minimum(np.searchsorted(log.keys, keys), len(log.keys) - 1)
@@ -170,7 +174,8 @@ class Snapshot:
         between: Callable[[], None],
         reserve: Callable[[int], None],
     ) -> Stored | None:
-        """Return the table's newest records in segments, by row key; None without segments."""
+        """Return the table's newest records in segments, by row key; None if there are no
+        segments."""
         logged = []
         for segment in segments:
             between()

@@ -1,10 +1,10 @@
 """A sparse table's rows by their ids: storage as a cache pool of such a table sees it.
 
-For the pool a row's key is its id, any 64 bits; for storage it is the row key (row_numbers.py). The
-classes of this module have the methods of `Storage`, `StoredRows` and `Appender` that a pool calls.
-They take ids in place of row keys, translate them, and call the original methods. An id gets its
-row number when its row is logged. An id without a row number has no stored row, and looking it up
-assigns no number.
+For the pool, the key of a row is its id, any 64 bits; for storage, the key is the row key
+(row_numbers.py). The classes of this module have the methods of `Storage`, `StoredRows` and
+`Appender` that a pool calls. They take ids in place of row keys, translate the ids, and call the
+original methods. An id gets its row number when its row is logged. An id without a row number has
+no stored row; a lookup assigns no number.
 """
 
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ class SparseRows:
         return self._rows.locate(self._row_keys(ids))
 
     def prefetch(self, ids: Keys, record_bytes: int) -> None:
-        """Request from the disk the rows of a large call, which will be read in pieces."""
+        """Request the rows of a large call, which will be read in pieces, from the disk."""
         self._rows.prefetch(self._row_keys(ids), record_bytes)
 
     def has(self, ids: Keys) -> NDArray[np.bool_]:
@@ -63,7 +63,7 @@ class SparseRows:
 
     @property
     def logged_rows(self) -> int:
-        """The number of rows of all tables in the log."""
+        """The number of rows of all tables that are in the log."""
         return self._rows.logged_rows
 
 
@@ -79,7 +79,8 @@ class SparseAppender:
         self._table_id = table_id
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Reserve space for records, as `Appender.reserve` does, and for their ids' row numbers."""
+        """Reserve space for records, as `Appender.reserve` does, and for the row numbers of their
+        ids."""
         if records:
             self._make_room(records)
             self._appender.reserve(records, record_bytes, bounded=bounded)
@@ -97,7 +98,8 @@ class SparseAppender:
         self._appender.append(row_keys, rows, slots)
 
     def bury(self, ids: Keys) -> None:
-        """Log that the rows of unique ids, which must be stored, were deleted: see `Appender`."""
+        """Log that the rows of unique ids were deleted, as `Appender.bury` does. The rows must be
+        stored."""
         numbers = self._contents.ids.tables[self._table_id]
         self._appender.bury(numbers.row_keys_of(ids, self._workers))
 

@@ -1,16 +1,17 @@
-"""Kept states in the catalogue: each is written as its changes since the state before it.
+"""Kept states in the catalogue. Each state is written as its changes since the state before it.
 
 If a store has 2,000 tables and 100 labels, most tables do not change between two labels. A table
-that did not change is written once, and is one object in memory, however many states contain it.
+that does not change is written once, and is one object in memory, however many states contain it.
 Even if every table is trained between two labels, a label takes only three numbers per table,
-because rows, learning rate and identity stay. `written` is the number of the last command that
-changed rows of a table.
+because a table's rows, learning rate and identity stay the same. `written` is the number of the
+last command that changed rows of a table.
 
-    table   [id, t, written]   with [rows, learning_rate] after them, and then with [identity]
+    table   [id, t, written]   can be followed by rows, learning_rate; these by identity
     place   [session, step, command]   [session, step, command, table_ids]
 
-A value that a shorter form omits is the value in the state before. A new table follows the others.
-Places have an order: first the places that are as before, in their order, and then all others.
+If a shorter form omits a value, the value is that of the state before. A new table follows the
+others. Places have an order: first the places that are the same as in the state before, in their
+old order, and then all others.
 """
 
 import json
@@ -27,7 +28,7 @@ NOTHING = State()
 """The state before the first one."""
 
 as_json = partial(json.dumps, allow_nan=False, default=vars)
-"""JSON of data classes; objects keep their order."""
+"""A function that returns the JSON of data classes; objects keep their order."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class KeptState:
         return _content(self.state.tables)
 
     def content_of(self, may_read: Callable[[str], bool]) -> str:
-        """Return `KeptCheckpoint.content` for a caller that may read only some tables, by name."""
+        """Return `KeptCheckpoint.content` for a caller that may read only some tables; `may_read`
+        takes the name of a table."""
         return _content(t for t in self.state.tables if may_read(t.identity["name"]))
 
     def fields(self, before: State) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
 
 def _same_places(before: State, state: State) -> Iterator[str]:
     """Yield the first sessions of a state, as long as the state before has them in the same order
-    and with the same place."""
+    and with the same places. The state before can have other sessions between them."""
     left = iter(before.places.items())
     for name, place in state.places.items():
         if not any(found == (name, place) for found in left):
@@ -126,7 +128,7 @@ def _place_row(name: str, place: Place, old: Place | None) -> list[Any]:
 
 
 def changed(before: State, found: dict[str, Any]) -> State:
-    """Return the state that has the changes `found` compared with the state before.
+    """Return the state that differs from the state before by the changes `found`.
 
     Raises KeyError, TypeError, ValueError, EmbstoreError: the changes do not make a valid state.
     """

@@ -1,5 +1,6 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of storage. They are in a module of their own, so that showing them loads no kernel."""
+"""The stats of storage. They are in a separate module, so that a program that shows them loads no
+kernel."""
 
 from dataclasses import dataclass
 

@@ -62,12 +62,13 @@ class Storage:
     ) -> None:
         self.read_only = read_only
         self.committed_at = monotonic()
-        """When the last commit was made, or else when the store was opened; a `monotonic` time."""
+        """The time of the last commit, or, if there was none, the time at which the store was
+        opened; a `monotonic` time."""
         self.segment_bytes = limits.segment_bytes
         self.log_rows_max = limits.log_rows_max
         self.files = files
         self.keep = checkpoints_keep
-        """Number of routine labels that each folder of labels keeps; older ones are dropped."""
+        """Number of routine labels that each folder of labels keeps; older labels are dropped."""
         self.is_changing = False
         """Whether the running call has begun a change that must not be left incomplete."""
         self._workers = Workers(threads, _RANGES_PER_THREAD)
@@ -115,26 +116,28 @@ class Storage:
         self._contents.next_table_id = table_id
 
     def begin_change(self) -> None:
-        """Record that the running call can no longer be refused: if memory runs out from now on,
-        the store fails."""
+        """Record that the running call can no longer be refused: if memory runs out after this, the
+        store fails."""
         self.is_changing = True
 
     def begin_tail(self) -> None:
-        """Record that commands follow the last commit, so that losing them begins a new epoch."""
+        """Record that commands follow the last commit, so that a new epoch begins if these commands
+        are lost."""
         if not self.catalogue.tail:
             self._contents.replace_catalogue(replace(self.catalogue, tail=True))
 
     def end_tail(self) -> None:
-        """Record that the command log has all commands that follow the last commit, durably."""
+        """Record that all commands after the last commit are durable in the command log."""
         if self.catalogue.tail:
             self._contents.replace_catalogue(replace(self.catalogue, tail=False))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch: a new one, or the epoch that the leader has begun."""
+        """Begin an epoch: a new epoch of this store, or the epoch that the leader has begun."""
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def name_commands(self, place: command_records.Place | None) -> None:
-        """Record the position up to which the command log is durable; None: forget the log."""
+        """Record the position up to which the command log is durable; None: record that there is no
+        log."""
         if self.catalogue.commands != place:
             self._contents.replace_catalogue(replace(self.catalogue, commands=place))
 
@@ -149,13 +152,14 @@ class Storage:
     # Tables
 
     def create_table(self, table: TableEntry) -> None:
-        """Prepare for a new table. It has no rows yet, so nothing is written."""
+        """Prepare for a new table. The table has no rows yet, so nothing is written."""
         self._contents.name(table)
         self.ids.create(table)
         self._contents.next_table_id = max(self.next_table_id, table.table_id + 1)
 
     def drop_table(self, table_id: int) -> None:
-        """Forget a table's rows. Their files stay as long as a kept checkpoint names them."""
+        """Forget a table's rows. The files of these rows stay as long as a kept checkpoint names
+        them."""
         self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.ids.drop(table_id)
 
@@ -178,23 +182,24 @@ class Storage:
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Make everything appended so far durable, with the given tables and places of sessions.
+        """Make all records appended so far durable, with the given tables and places of sessions.
 
         `lives` are the lives of all commands up to `command`.
-        `commands` is the position at which the command log continues; the log is durable up to
-        there. None: the position stays as it was.
+        `commands` is the position at which the command log continues; the log is durable up to that
+        position. None: the position in the catalogue stays as it was.
 
         Raises
         ------
         CheckpointExistsError : the label is in use. Nothing has changed.
-        CapacityError : no space for the catalogue. Nothing is committed; the store stays usable.
+        CapacityError : there is no space for the catalogue. Nothing is committed; the store stays
+            usable.
         StorageError : the disk failed, and so the store has failed.
         """
         if label is not None and self.catalogue.checkpoint(label) is not None:
             raise CheckpointExistsError(
                 f"a checkpoint {label!r} is kept already; choose another label"
             )
-        self.merges.complete()  # completing it may remove files that are not committed yet
+        self.merges.complete()  # this may remove files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
         following = partial(self._next_catalogue, head, lives, label, metadata or {}, commands)
         new = following()
@@ -256,7 +261,7 @@ class Storage:
         )
 
     def kept(self, label: str) -> KeptState:
-        """Return a kept checkpoint, or raise CheckpointNotFoundError."""
+        """Return the kept checkpoint of a label, or raise CheckpointNotFoundError."""
         checkpoint = self.catalogue.checkpoint(label)
         if checkpoint is None:
             kept = ", ".join(repr(c.label) for c in self.catalogue.checkpoints) or "none"
@@ -269,7 +274,7 @@ class Storage:
 
         Raises
         ------
-        CapacityError : no space for the catalogue. Nothing has changed.
+        CapacityError : there is no space for the catalogue. Nothing has changed.
         StorageError : the disk failed, and so the store has failed.
         """
         new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
@@ -293,14 +298,15 @@ class Storage:
         since: int = 0,
         wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
     ) -> Snapshot:
-        """Return a snapshot of a table as of `commit`, which must be kept or the head's. It has the
-        rows that were logged after commit `since` and that `wanted` selects."""
+        """Return a snapshot of a table as of `commit`, which must be the commit of a kept
+        checkpoint or of the head. The snapshot has the rows that were logged after commit `since`
+        and that `wanted` selects."""
         numbers = self.ids.tables.get(table_id)
         runs, segments = self.base.runs, self.log.segments
         return Snapshot(table_id, runs, segments, commit, since, wanted, numbers)
 
     def restore(self, label: str, command: int, lives: Lives = ()) -> State:
-        """Make a kept checkpoint the head again; newer changes are lost, under a new epoch."""
+        """Make a kept checkpoint the head again. Newer changes are lost, and a new epoch begins."""
         checkpoint = self.kept(label)
         self.merges.stop()
         restored = replace(

@@ -1,13 +1,13 @@
 """Taking over a leader's commit: its catalogue and files replace a standby's own.
 
-    incoming/LINEAGE      the leader that sent the files; files of another leader are removed
+    incoming/LINEAGE      the leader that sent the files; files of other leaders are removed
     incoming/log, base, ids   files that the store does not have yet; a name that ends with .part
                           marks a file that is not complete
-    incoming/CATALOGUE    written last: once it exists the commit will be taken over, also after a
+    incoming/CATALOGUE    written last: once it exists, the commit will be taken over, even after a
                           crash
 
-`finish` then moves all files into the store, the catalogue last. Each of its steps can be
-repeated, so an interrupted one is completed when the directory is opened.
+`finish` then moves all files into the store, the catalogue last. Each of its steps can be repeated,
+so an interrupted `finish` is completed when the directory is opened.
 """
 
 import json
@@ -40,7 +40,7 @@ class Incoming:
             files.make_directory(f"{DIRECTORY}/{room}")
 
     def _begin(self) -> None:
-        """Keep files that the same leader sent before, and remove all others."""
+        """Keep the received files if the same leader has sent them, and remove them otherwise."""
         files = self._files
         mark = json.dumps([asdict(p) for p in self._lineage.promotions]).encode()
         mark = self.catalogue.store_id.encode() + mark
@@ -52,7 +52,7 @@ class Incoming:
 
     def missing(self, present: Lineage | None) -> dict[str, int]:
         """Return the paths and bytes of the files that must be sent. `present` is the lineage of
-        the directory; None if it belongs to another store."""
+        the directory; None if the directory belongs to another store."""
         below = 0 if present is None else present.shared_below(self._lineage.promotions)
         return {
             path: size
@@ -62,7 +62,7 @@ class Incoming:
         }
 
     def receive(self, path: str, offset: int, piece: bytes, size: int) -> None:
-        """Write a piece of a file; the last piece completes the file.
+        """Write a piece of a file of `size` bytes; the last piece completes the file.
 
         Raises CorruptTableError if the piece does not follow the piece before.
         """
@@ -78,7 +78,7 @@ class Incoming:
         self._files.rename(part, f"{DIRECTORY}/{path}")
 
     def end(self) -> None:
-        """Make the commit ready to be taken over, after all of its files were received."""
+        """Make the commit ready to be taken over. All of its files must have been received."""
         files = self._files
         for room in ROOMS:
             files.sync_directory(f"{DIRECTORY}/{room}")
@@ -109,7 +109,8 @@ def finish(files: Files) -> None:
 
 
 class ArrivedFiles(Files):
-    """A directory as it will look after the received commit was taken over; for reading."""
+    """A directory as it will look after the received commit has been taken over. For reading
+    only."""
 
     def _parts(self, path: str) -> list[str]:
         here = super()._parts(f"{DIRECTORY}/{path}")
@@ -142,7 +143,7 @@ def arrived(files: Files) -> Catalogue | None:
 
 
 def _has(files: Files, path: str, size: int) -> bool:
-    """Return whether a file exists and has a size."""
+    """Return whether a file exists and has `size` bytes."""
     if not files.exists(path):
         return False
     with closing(files.open(path)) as file:

@@ -1,30 +1,29 @@
 """The choice of the runs of the base to merge next.
 
 The oldest run is the **bottom**: it contains nearly all rows, each once. The other runs are
-**deltas**. A row that is written again and again is copied by each merge that it takes part in, so
-the rules keep merges few:
+**deltas**. Each merge copies all of its rows, so the rules keep merges few:
 
-- Deltas are merged with each other, four or more at a time, if they are of similar size (the
-  largest is at most twice as large as the others together). Therefore a lookup asks few deltas, and
-  a row is copied about once each time the deltas grow by a factor of four. A group that is larger
-  than a tenth of the bottom is left alone, because its merge would need as much space again. There
-  are never more than 12 runs between two kept checkpoints: beyond that number, the four consecutive
-  deltas whose merge costs the least are merged.
+- Four or more deltas are merged with each other if they are of similar size (the largest delta is
+  at most twice as large as the others together). Therefore a lookup asks few deltas, and a row is
+  copied about once each time the deltas grow by a factor of four. A group of deltas that is larger
+  than a tenth of the bottom is left alone, because its merge would need as much free space as the
+  group takes. There are never more than 12 runs between two kept checkpoints: beyond that number,
+  the four consecutive deltas whose merge costs the least are merged.
 - Deltas are merged into the bottom when the base takes more than SPACE times the bottom. Only rows
-  whose keys are in the range of one part are merged: the part for which the deltas have the most
-  bytes. If updates are spread over the whole table, that part has twice the mean, so merging a byte
-  of a delta costs (1 + 2 s) / 2 s = 2.7 bytes, where s is SPACE - 1. The delta's rows in that range
-  are dead until its file is removed.
+  whose keys are in the range of one part of the bottom are merged: the part for which the deltas
+  have the most bytes. If updates are spread over the whole table, that part has twice the mean, so
+  merging a byte of a delta costs (1 + 2 s) / 2 s = 2.7 bytes, where s is SPACE - 1. In the files of
+  the deltas, the rows in that range are then dead until these files are removed.
 - A part of a delta is moved to the bottom, without being read, if nothing older has a key in its
   range. Therefore rows that are written in key order are never merged.
-- Tombstones are in runs of their own, which are merged with the deltas around them. At the very
-  bottom they are removed together with the rows that they hide. Until then they count there as
-  deltas of the size of these rows: a tombstone is small, but the row that it frees is not. Four
-  neighbouring runs of tombstones, with no delta between them, become one.
+- Tombstones are in runs of their own, which are merged with the deltas around them. A merge into
+  the bottom removes tombstones together with the rows that they hide. Before that merge, tombstones
+  count as deltas of the size of these rows: a tombstone is small, but the row that it frees is not.
+  Four neighbouring runs of tombstones, with no delta between them, become one.
 
-Together with one write to the log and one in a fold, a byte that is updated at random costs about
-six writes. The functions here decide by sizes alone; tests/unit/test_storage_tiers.py simulates
-years of merges.
+Together with one write to the log and one write in a fold, each byte of a row that is updated at
+random is written about six times. The functions here decide by sizes alone;
+tests/unit/test_storage_tiers.py simulates years of merges.
 """
 
 from collections.abc import Sequence
@@ -47,7 +46,8 @@ _KEY_END = 1 << 62
 
 @dataclass(frozen=True)
 class Choice:
-    """A merge of the rows of the runs [oldest, newest] in [low, high), into the oldest run."""
+    """A merge into the run `oldest`. It takes the rows with keys in [low, high) from the runs
+    `oldest` to `newest`, `newest` included."""
 
     oldest: int
     newest: int
@@ -58,14 +58,14 @@ class Choice:
 def choose(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, *, has_older: bool = False
 ) -> Choice | None:
-    """Return the merge that is to be done next; None if no merge is due.
+    """Return the merge to do next; None if no merge is due.
 
     Parameters
     ----------
     runs : oldest first, all between the same two kept checkpoints
     part_bytes : approximate size of a part
     dropped : ids of tables whose rows are not needed any more
-    has_older : whether runs before a kept checkpoint exist, which need the tombstones
+    has_older : whether there are older runs, before a kept checkpoint, that need the tombstones
     """
     places = [n for n, run in enumerate(runs) if not has_tombstones(run)]
     hiding = [] if has_older else [part for run in runs if has_tombstones(run) for part in run]
@@ -104,7 +104,8 @@ def _neighbours(runs: Sequence[Run]) -> Choice | None:
 
 
 def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
-    """Return the runs after moving parts to the bottom, unread, where possible; none is empty."""
+    """Return the runs after moving parts to the bottom where this is possible without reading the
+    parts. No returned run is empty."""
     kept: list[Run] = []
     bottom = -1
     for run in filter(None, runs):
@@ -131,8 +132,8 @@ def _file_bytes(runs: Sequence[Run]) -> int:
 
 
 def _like_sized(runs: Sequence[Run], bottom: int, part_bytes: int) -> Choice | None:
-    """Return the newest group of deltas of similar size; if there are too many runs, the cheapest
-    group."""
+    """Return the newest group of deltas of similar size; None if there is none. If there are too
+    many runs, return the _FAN consecutive deltas that have the fewest bytes instead."""
     sizes = [sum(part.bytes for part in run) for run in runs]
     if len(runs) > _RUNS_MAX:
         totals = [sum(sizes[at : at + _FAN]) for at in range(1, len(runs) - _FAN + 1)]
@@ -158,12 +159,14 @@ def _dead(run: Run, dropped: Keys) -> int:
 
 
 def _cuts(bottom: Run) -> Keys:
-    """Return the keys at which the ranges of a bottom's parts begin, and the end."""
+    """Return the keys at which the ranges of the bottom's parts begin, and the key at which the
+    last range ends."""
     return np.array([0, *(part.entry.low for part in bottom[1:]), _KEY_END], np.int64)
 
 
 def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
-    """Return about how many bytes of rows tombstones hide in the range of each part, (parts,)."""
+    """Estimate how many bytes of rows are hidden by tombstones in the range of each part,
+    (parts,)."""
     cuts, counts = _cuts(bottom), np.zeros(len(bottom))
     for part in tombstones:
         counts += part.bytes_between(cuts) / RECORD_HEADER_BYTES
@@ -176,8 +179,8 @@ def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
 def _densest(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, hidden: NDArray[np.float64]
 ) -> Choice:
-    """Return the range of the bottom's part that has the most bytes of deltas and dead rows,
-    compared with its own bytes."""
+    """Return the merge in the range of one part of the bottom. Of all parts, this part has the most
+    bytes of deltas and dead rows in its range per byte of its own."""
     bottom = runs[0]
     cuts = _cuts(bottom)
     own = np.array([part.bytes for part in bottom], np.float64)
@@ -186,7 +189,7 @@ def _densest(
         gain += part.bytes_between(cuts)
     gain += [_dead((part,), dropped) for part in bottom]
     at = int(np.argmax(gain / np.maximum(own, 1)))
-    first, last = at, at + 1  # and its neighbours, if they are small
+    first, last = at, at + 1  # and the neighbours of this part, if the parts are small
     while own[first:last].sum() < part_bytes / 2 and last - first < len(bottom):
         if last < len(bottom):
             last += 1

@@ -3,9 +3,9 @@
     ... | key index | trailer
 
 The trailer (64 bytes) contains a magic number, the file's number, two counts of the index, the
-offset and the checksum of the index, the checksum of the trailer, and zero. The catalogue contains
-the length of the file and the checksum of the index, too. Therefore a wrong or truncated file is
-detected before its index is used.
+offset and the checksum of the index, the checksum of the trailer, and zero. The catalogue also
+contains the length of the file and the checksum of the index. Therefore a wrong or truncated file
+is detected before its index is used.
 """
 
 import struct
@@ -25,7 +25,7 @@ class Committed(Protocol):
 
     @property
     def number(self) -> int:
-        """Number of the file; the parts of a run share it."""
+        """Number of the file; all parts of a run have the same number."""
 
     @property
     def bytes(self) -> int:
@@ -55,7 +55,7 @@ def pack_trailer(magic: bytes, number: int, first: int, second: int, at: int, cr
 def read_index(file: File, magic: bytes, entry: Committed) -> IndexBytes:
     """Return the key index of a file after checking its length, trailer and index against `entry`.
 
-    The index is read in one piece, which is far faster than page by page through a map.
+    The index is read in one piece, which is far faster than reading it page by page through a map.
     """
     path, length = file.path, entry.bytes
     if file.size != length or length < PAGE_BYTES + TRAILER_BYTES:

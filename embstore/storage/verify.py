@@ -1,13 +1,15 @@
-"""Verification of a directory: finding damaged files, and the rows that they affect.
+"""Verification of a directory: it finds damaged files, and the rows that cannot be read because of
+them.
 
-All files that the catalogue names are read, each once and in order (checking.py), then the command
-log, then LINEAGE and SHARD. If a leader's commit was received that the next opening will take over,
-that commit is verified, and not the commit before it.
+First all files that the catalogue names are read, each once and from beginning to end
+(checking.py), then the command log, then LINEAGE and SHARD. If the directory has received a
+leader's commit that the next opening will take over, the received commit is verified instead of the
+commit before it.
 
 Damage is collected: reading does not stop at the first error. A damaged record matters only if it
-is the newest record of its row. Therefore, for the head and for each kept label, the check looks
-for the row in the state's newer files, which are later runs or segments of the log. This second
-step reads only key indexes, and only if something is damaged.
+is the newest record of its row. Therefore, for the head and for each kept label, a second step
+looks for the row in the state's newer files, which are later runs or segments of the log. This step
+reads only key indexes, and only if a record is damaged.
 
 Unnamed files are no error: a crash leaves them, and the next opening removes them. Files of a
 leader that a standby has begun to receive are not reported as unnamed, because the standby
@@ -39,9 +41,9 @@ from embstore.storage.taking import DIRECTORY as INCOMING
 from embstore.storage.taking import ArrivedFiles, arrived
 
 FIRST_KEYS = 5
-"""Number of affected keys that are named per table."""
+"""Maximum number of affected keys that are named per table."""
 _NAMED = 5
-"""Number of folders with stores that are named if a store was expected."""
+"""Maximum number of folders with stores that an error names if the directory itself is no store."""
 _KNOWN = {
     *(LOCK, IDENTITY, catalogues.PATH, lineages.PATH, shards.PATH, *ROOMS),
     *("commands", "frequency", INCOMING, "lost+found"),
@@ -58,10 +60,11 @@ class Affected(NamedTuple):
     """The label of a kept checkpoint; "" for the head."""
     table: str
     rows: int | None
-    """Number of these rows, among the DAMAGED_MAX that are listed per file; None: unknown, because
-    the file's index is lost."""
+    """Number of affected rows, of which at most DAMAGED_MAX are counted per file; None: unknown,
+    because the index of a file is lost."""
     first_keys: tuple[int, ...]
-    """The first keys; for a sparse table unsigned ids; empty if the file of ids is damaged too."""
+    """The first affected keys; for a sparse table, unsigned ids; empty if the file of ids is
+    damaged as well."""
     path: str
 
     def __str__(self) -> str:
@@ -81,7 +84,7 @@ class Verification:
     files: int = 0
     bytes: int = 0
     rows: int = 0
-    """Number of records that were checked, including overwritten ones."""
+    """Number of records that were checked, including records that newer records replace."""
     commands: int = 0
     """Number of records of the command log."""
     problems: list[str] = field(default_factory=list)
@@ -97,12 +100,12 @@ def _below(files: Files) -> str:
 
 
 def verify(files: Files, note: Note, progress: Progress) -> Verification:
-    """Check a store's directory, which no writer may have open.
+    """Check a store's directory. No writer may have the store open.
 
     Parameters
     ----------
-    note : called with each problem when it is found
-    progress : called with the bytes read so far and their total
+    note : called with each problem when the problem is found
+    progress : called with the bytes read so far and the total
 
     Raises
     ------
@@ -168,8 +171,8 @@ class _Verifier:
         self._note(str(problem))
 
     def read_catalogue(self) -> Catalogue | None:
-        """Check store.json and the catalogue, or the catalogue of a received commit of a leader.
-        Return the catalogue if it can be read."""
+        """Check store.json, and the catalogue of the store or of a commit received from a leader.
+        Return that catalogue if it can be read."""
         store_id = ""
         if not self._files.exists(IDENTITY):
             self._fail(f"{IDENTITY}: missing")
@@ -230,7 +233,8 @@ class _Verifier:
         self.result.affected = affected_by(self._files, catalogue, reports)
 
     def check_commands(self, catalogue: Catalogue) -> None:
-        """Read the command log to its end. A torn tail is no problem, but damage before it is."""
+        """Read the command log to its end. Damage before the torn tail is a problem; the torn tail
+        itself is not."""
         reader = RecordReader(self._files, bytes.fromhex(catalogue.store_id), catalogue.commands)
         try:
             for _ in reader:
@@ -249,7 +253,7 @@ class _Verifier:
                 self._fail(exc)
 
     def list_leftovers(self, catalogue: Catalogue) -> None:
-        """List the unnamed files."""
+        """List the files that the catalogue does not name."""
         here = [f"{room}/{name}" for room in ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
         rooms = INCOMING, *(f"{INCOMING}/{room}" for room in ROOMS)
@@ -332,7 +336,7 @@ def _tables_within(entry: RowsEntry, names: dict[int, str]) -> list[int]:
 
 
 def _visible(files: Files, keys: Keys, entry: RowsEntry, newer: Sequence[RowsEntry]) -> Keys:
-    """Return the row keys of a file that no newer file contains."""
+    """Return those of `keys`, which are row keys of a file, that no newer file contains."""
     keys = _within(keys, entry)
     for other in newer:
         if not len(keys):
