@@ -32,8 +32,8 @@ class StoreOptions:
     Parameters
     ----------
     device : where rows are cached and computed: "cpu"; "cuda:N", GPU number N ("cuda": the first);
-        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The bits of rows
-        do not depend on the device
+        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The device does
+        not change the bits of rows
     cache_bytes : memory of the device for cached rows, their index and staging; or a share, as
         "80%", of the GPU memory that is free and not reserved for calls, or of the host's memory
     host_cache_bytes : pinned memory of the host for level two of a GPU's cache: rows that left the
@@ -47,8 +47,8 @@ class StoreOptions:
     warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows; this begins
         in the background once the store is open
     count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
-    checkpoints_keep : number of newest checkpoints per folder of labels that can be restored (the
-        label a/b is in the folder a); older checkpoints are merged into the base
+    checkpoints_keep : newest checkpoints that are kept per folder of labels; older checkpoints are
+        merged into the base. The label a/b is in the folder a
     durability : which commands survive a crash: "checkpoint", those before the last commit;
         "interval", all but the commands since the last sync of the command log (a write-ahead log
         of commands); "commands", every command that has returned
