@@ -63,9 +63,9 @@ class StoreOptions:
         The check finds damage before a call does; 0: no check
     dirty_bytes : ceiling for the bytes of dirty rows. A dirty row is newer in the cache than in the
         log, so the ceiling bounds the time of a commit. Above 3/4 of the ceiling, dirty rows are
-        logged in the background; above the ceiling, calls that write become slower. None: for rows in level two
-        of a GPU's cache, the bytes that storage writes in 30 seconds, as measured; for other rows,
-        no ceiling
+        logged in the background; above the ceiling, calls that write become slower. None: for rows
+        in level two of a GPU's cache, the bytes that storage writes in 30 seconds, as measured; for
+        other rows, no ceiling
     read_only : share the directory with other readers; nothing can be written
     threads : threads of the CPU device, or on a GPU threads that copy between host and device; the
         same number of threads reads rows of files. None: one per core, at most 4 (CPU), 8 (GPU) or
