@@ -4,8 +4,7 @@ The kernels are the `.cu` files of `embstore/kernels`; each file states the form
 here define the order of work, and where arrays are. Work is queued in the runtime (`runtime.py`).
 The host waits where the protocol states that a result is known: once per call if no row is missing.
 
-    a lookup     unique, probe, gather, touch: the last two do nothing if a key is missing ... one
-    wait
+    a lookup     unique, probe, gather, touch (the last two only if no key misses) ... one wait
     an update    (unique, probe,) sum_by_key ... one wait ... touch, apply
     its misses   read_slots of the victims, their rows down; rows up, piece by piece, insert: waits
 
