@@ -5,8 +5,8 @@ begins the next step while it sends the gradients (`embstore_training.write_behi
 differ in such a session:
 
     ReadStep      returns weights and state of the positions that the trainer asks for, as soon as
-    the rows are in the cache, even if earlier steps are unfinished; the answer has the last
-    finished step, so that the trainer knows which updates the rows contain
+                  the rows are in the cache, even if earlier steps are unfinished; the answer has
+                  the last finished step, so that the trainer knows which updates the rows contain
     UpdateStep    waits for its turn (`StepTurn`), while in another session it would be refused;
                   and is checked: its gradients must be computed with the store's rows
 
