@@ -195,7 +195,7 @@ class Arena:
         """Make the pool farthest above its aim release a slice, if a pool below its aim waits for a
         slab.
 
-        Return the bytes that were released, 0 if there was nothing to do. It is called between
+        Return the bytes that were released, 0 if there was nothing to do. Call this between
         commands.
 
         Raises
@@ -260,7 +260,7 @@ class Arena:
         self.may_exceed = True
 
     def keep_to_budget(self) -> None:
-        """Release memory that larger indexes take beyond the budget. It is called between commands.
+        """Release memory that larger indexes take beyond the budget. Call this between commands.
 
         Raises
         ------

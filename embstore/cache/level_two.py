@@ -152,8 +152,8 @@ class LevelTwo:
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def fit(self) -> None:
-        """Take the sizes that follow from level two's part of level one's budget, which counts the
-        slots' metadata. Excess slabs are released, unless the log has no room for their dirty
+        """Take the sizes that follow from level one's present budget, in which the metadata of this
+        level's slots counts. Excess slabs are released, unless the log has no room for their dirty
         rows."""
         slots = self.slots
         slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)

@@ -2,7 +2,7 @@
 
 A pinned slot is never a victim. The pins of a slot add up; the device counts them in the slot's
 score. This module counts the slots with a pin. One slot in `_UNPINNED_SHARE` is never pinned, so
-that calls always have slots; a large call is then done in parts.
+that every call finds slots; a call that needs more slots than it finds is done in parts.
 
 An owner of lasting pins is a **reclaimer**. Before slots are dropped, the reclaimer removes its
 pins of these slots. If a call has no unpinned slot left, the reclaimer removes all its pins in the

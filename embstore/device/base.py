@@ -459,7 +459,7 @@ class Device(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the device has failed: the content of its memory must not be trusted."""
+        """Whether the device has failed, so that the content of its memory must not be trusted."""
 
     def finish(self) -> None:
         """Wait for all queued work. Afterwards the device uses no array of a caller."""

@@ -38,7 +38,7 @@ class Named(NamedTuple):
     findings: DeviceArray
     """New findings, in which nothing is found yet."""
     more: list[DeviceArray]
-    """The other numbers, which were sent with the keys."""
+    """Other numbers that were sent with the keys."""
     owns_keys: bool
     """Whether the keys cannot change; False if they are in memory that the caller may change."""
 

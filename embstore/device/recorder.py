@@ -3,8 +3,8 @@
 The arrays that a call sends to the device between two waits are packed: small arrays share one
 pinned buffer and one copy, which runs before all work recorded since the pack was opened. This
 order is right because a sent array has memory of its own. Work that was recorded earlier cannot
-refer to this memory: recorded work keeps references to its arrays, so their memory is not used
-again.
+refer to this memory: recorded work keeps references to its arrays, so the memory of these arrays is
+not used again.
 
 Work is submitted when COMPUTE is marked (to wait for it, or to make another stream follow it), when
 a copy needs the host's memory to be free again at once, and by `submit`: after an optimizer's step,

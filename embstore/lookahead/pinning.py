@@ -105,8 +105,8 @@ class Pinning:
                 left = self._ahead(session, step, partial(self._evicted, part, left))
 
     def _ahead(self, session: Session, step: Step, work: Callable[[], int]) -> int:
-        """Run a piece of `clear`, unless the step is done or its session has ended, since then the
-        pools may no longer exist."""
+        """Run a piece of `clear`, unless the step is done or its session has ended: in these cases
+        the pools may no longer exist."""
         with self._tables.background():
             is_over = session.error is not None or step.number <= session.last_step
             return 0 if is_over or step.is_in_parts else work()

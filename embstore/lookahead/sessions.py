@@ -192,7 +192,7 @@ class Sessions:
         Raises
         ------
         StepNotFoundError : the step was not announced.
-        InvalidArgumentError : the step's turn has not come, or it was finished by another command;
+        InvalidArgumentError : the step does not have its turn, or another command finished it;
             tables, shapes or dtypes differ from the announcement; options differ from another
             rank's options; or a sum is not finite. The step stays open for another attempt or a
             skip.
@@ -237,7 +237,7 @@ class Sessions:
         return session.name
 
     def check_may_set_rate(self, table: TableState) -> None:
-        """Refuse to set a table's learning rate if `Registry.check_may_set_rate` refuses it."""
+        """Raise an error if a table's rate cannot be set; see `Registry.check_may_set_rate`."""
         with self._planner.lock:
             self._registry.check_may_set_rate(table)
 

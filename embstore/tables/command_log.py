@@ -274,8 +274,8 @@ class CommandLog:
         return self.files.appended if self.is_durable else 0
 
     def wait(self) -> None:
-        """Wait until the commands appended so far can be acknowledged, and their callers can change
-        the arrays. Any thread."""
+        """Wait until the commands appended so far can be acknowledged, and callers can change the
+        arrays that they passed. Any thread."""
         if self.is_durable:
             self.files.wait(self.files.appended)
         else:

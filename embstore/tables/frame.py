@@ -44,7 +44,7 @@ from embstore.tables.command_log import CommandLog
 from embstore.tables.logged import SessionPlace
 
 LATER: Any = object()
-"""Placeholder for a command that is only known later."""
+"""A placeholder for a command that is not known yet."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _IS_BUSY = (

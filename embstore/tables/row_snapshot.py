@@ -93,8 +93,8 @@ class Copies:
     batches: list[Rows]  # grows, but does not change otherwise
 
     def put_into(self, rows: Rows, written: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the earlier written rows, and a bool array that is True for keys with such a row.
-        The arguments are the same for the current rows."""
+        """Return the earlier rows that were written, and a bool array that is True for their keys.
+        `rows` and `written` are the current rows in the same form."""
         is_here = self.numbers >= 0
         was_written = np.where(is_here, self.numbers != _ABSENT, written)
         result = np.empty((int(np.count_nonzero(was_written)), *rows.shape[1:]), rows.dtype)

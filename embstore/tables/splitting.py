@@ -146,8 +146,7 @@ class Splitting:
         self._bytes_left, self._has_unseen = 0, False
 
     def decide(self) -> bool:
-        """Decide, if it is time; return whether slots must be moved. It is called between
-        commands."""
+        """Decide, if it is time; return whether slots must be moved. Call this between commands."""
         if self._arena.may_exceed:
             return True
         if not self.is_due:
@@ -162,7 +161,7 @@ class Splitting:
         return self._may_move
 
     def move(self) -> None:
-        """Move a slice, or release memory beyond the budget. It is called between commands.
+        """Move a slice, or release memory beyond the budget. Call this between commands.
 
         Raises
         ------

@@ -123,7 +123,7 @@ class Share:
 
 @dataclass(frozen=True)
 class PoolBatch:
-    """The shares of one pool in a command, de-duplicated together."""
+    """A command's shares of the tables of one pool, whose keys are made unique together."""
 
     pool: Pool
     shares: list[Share]

@@ -6,7 +6,7 @@ keys: a query for every key of a block would cost 256 queries for a single row i
 
 Cache, log and base are queried in slices, while other calls run. Rows move in one direction only,
 from the cache to the log, and from the log to the base. The places are queried in the same order,
-so that no row that was written at the beginning is missed. The exception are rows that other calls
+so that no row that was written at the beginning is missed. The exceptions are rows that other calls
 delete between slices; the keys of these rows are reported separately. Rows that are written between
 slices, and rows that were deleted, may be found or not.
 """
@@ -68,7 +68,7 @@ def _union(*found: Keys) -> Keys:
 
 
 def written_ids(pool: Pool) -> Keys:
-    """Return the written keys of the sparse table of a pool. Called with the engine, in one
+    """Return the written keys of the sparse table of a pool. Call this with the engine, in one
     slice."""
     rows = pool.storage.rows
     assert isinstance(rows, SparseRows)
