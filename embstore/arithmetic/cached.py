@@ -64,7 +64,8 @@ VARIABLES = {
 
 @cache
 def processor_features() -> frozenset[str]:
-    """Return the features of this processor, by LLVM's names; none if LLVM does not know it."""
+    """Return the features of this processor, by LLVM's names; an empty set if LLVM does not know
+    the processor."""
     try:
         features = binding.get_host_cpu_features()
     except RuntimeError:

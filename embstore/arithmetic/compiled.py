@@ -289,8 +289,7 @@ def unique_block(
 
 @building_block
 def group_positions(inverse: jit.Int32sIn, starts: jit.Int64s, positions: jit.Int32s) -> None:
-    """Sort positions stably by id; the positions of an id are positions[starts[id]:starts[id +
-    1]]."""
+    """Sort positions stably by id. Those of an id are positions[starts[id]:starts[id + 1]]."""
     starts[:] = 0
     for i in range(inverse.shape[0]):
         starts[np.uint32(inverse[i]) + _NEXT] += 1

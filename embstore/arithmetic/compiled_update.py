@@ -2,9 +2,9 @@
 that a trainer keeps.
 
 The formulas are those of `embstore.optimizers`, compiled for one element and inlined in a loop over
-the row, which LLVM vectorizes, since elements are independent. Code that depends on the number of
-an optimizer's states and scalars uses tuples, whose length is known when the kernel is compiled. A
-record is a row's weights, then its state: the states of an element are dim, 2 dim, ... elements
+the row. LLVM vectorizes this loop, since elements are independent. Code that depends on the number
+of an optimizer's states and scalars uses tuples, whose length is known when the kernel is compiled.
+A record is a row's weights, then its state: the states of an element are dim, 2 dim, ... elements
 after the weight. A NaN that arises is written as 0x7fc00000. A row is updated in a fixed order over
 dim (rule 3 for a row formula). If a table has weight decay that is not decoupled, the gradient for
 the formulas is computed in a separate array, and the given gradient does not change.

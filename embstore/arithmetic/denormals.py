@@ -5,9 +5,9 @@ ARM). A library that was compiled with -ffast-math sets these bits for the threa
 `torch.set_flush_denormal` sets them for its caller, and JAX and TensorFlow for the threads that run
 callbacks. A thread also inherits the bits from the thread that started it. In such threads tiny
 values become zero without notice, and two stores drift apart. A check at import time cannot notice
-this. Therefore every executor of commands, and each function here that trainers call directly,
-checks its own thread first (`kept`), which costs about a microsecond. Code that computes on several
-threads does so in each thread (`keeping`).
+such a change of mode. Therefore every executor of commands, and each function here that trainers
+call directly, checks its own thread first (`kept`), which costs about a microsecond. Code that
+computes on several threads does so in each thread (`keeping`).
 
 If a thread flushes denormals, the function runs in C's default floating-point environment, and the
 thread's own environment is restored at the end. The register belongs to the thread, so no other

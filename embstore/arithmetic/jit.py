@@ -204,7 +204,7 @@ pointer_at: Any = _intrinsic("pointer_at")
 bits_of: Any = _intrinsic("bits_of")
 """Return the bits of a float32 as int32."""
 float_of: Any = _intrinsic("float_of")
-"""Return the float32 that has these int32 bits."""
+"""Return the float32 whose bits are the bits of an int32."""
 prefetch: Any = _intrinsic("prefetch")
 """Prefetch the cache line at an address, for reading. A wrong address does no harm."""
 prefetch_to_write: Any = _intrinsic("prefetch_to_write")

@@ -81,7 +81,7 @@ class Arena:
         self.era = 0
         """Grows when a pool is added or removed, or the budget changes."""
         self.aims: dict[Member, int] = {}
-        """Bytes that each pool should have. If it is empty, slabs are granted in the order of
+        """Bytes that each pool should have. If the dict is empty, slabs are granted in the order of
         requests."""
         self._wanting: set[Member] = set()  # pools without a grant since a refusal
 

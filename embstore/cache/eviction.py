@@ -184,8 +184,8 @@ class Evictor:
         self.scores.forget()
 
     def _evict(self, slots: Slots, here: SlotContents) -> None:
-        """Free resident slots, whose contents are `here`. Before that, dirty rows that level two
-        does not take are logged; room for these rows has been reserved."""
+        """Free resident slots, whose contents are `here`. Dirty rows that level two does not take
+        are logged before their slots are freed; room for these rows has been reserved."""
         if self.level_two is None:
             logged, kept = self.log_dirty(slots, here), 0
         else:

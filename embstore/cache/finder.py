@@ -6,7 +6,7 @@ table is written. On the CPU, for 53,248 keys, comparing takes 0.03 ms, and maki
 ms. Therefore the last batch is kept, with a copy of its keys, in memory that only grows. Where work
 is queued, the batch stays on the device. That saves a copy and some launches, a tenth of a
 millisecond on a GPU. Above COMPARED_KEYS_MAX keys the comparison on the host would take longer than
-that. Keys in the device's memory are not compared.
+this saves. Keys in the device's memory are not compared.
 
 **Slots.** A call asks for its slots several times, and the update after a lookup asks once more.
 Therefore the last answer is kept. The answer is valid as long as no row has entered or left a slot

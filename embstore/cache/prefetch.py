@@ -231,7 +231,8 @@ class Prefetch:
         return self.pool.scores.highest_of(rows) < ceiling
 
     def evict(self, rows: int) -> int:
-        """Evict up to `rows` rows; return how many of them remain to be evicted.
+        """Evict up to `rows` rows. Return how many remain to be evicted, 0 if no row could be
+        evicted.
 
         Raises
         ------

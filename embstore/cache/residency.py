@@ -81,8 +81,8 @@ class Residency:
     def make_resident(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array:
-        """Do as `at_once` for keys that are known to fit. With a batch, they are its unique keys
-        from id `first` on."""
+        """Do as `at_once` for keys that are known to fit. With a batch, the keys are the batch's
+        unique keys from id `first` on."""
         slots = self.at_once(keys, batch, counts, first)
         assert slots is not None, "a call was given more rows than there are slots"
         return slots

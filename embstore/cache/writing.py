@@ -195,8 +195,8 @@ class PoolWriter:
         return counters.evictions_host if level else self._changed + counters.misses_host
 
     def flush(self) -> int:
-        """Log all dirty rows; return the number of rows. They stay in their slots, and become
-        clean.
+        """Log all dirty rows, which stay in their slots and become clean. Return the number of
+        these rows.
 
         Raises
         ------

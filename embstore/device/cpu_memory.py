@@ -55,8 +55,8 @@ class CpuMemory:
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         """Refuse a cache larger than memory and swap together. Memory is allocated page by page and
-        may be swapped, but the system would at some time end a process that needs more than
-        that."""
+        may be swapped, but the system would at some time end a process that needs more than memory
+        and swap."""
         most = self.cache_bytes_max() + swap_bytes()
         if cache_bytes > most:
             raise CapacityError(

@@ -19,7 +19,7 @@ from embstore.device.values import Batch, IndexArrays
 _DIGIT_BITS = 8
 """The number of bits by which one pass of the sort sorts; `radix_sort.cuh` has the same number."""
 _LARGE = 1 << 18
-"""The number of values from which on `group_large` sorts them, in tiles twice as large."""
+"""The least number of values for which `group_large` is used, with tiles twice as large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
 """The table id, the number of rows and the keys of each table of a call."""

@@ -252,8 +252,8 @@ class GpuRows:
         parameters: TableParameters,
         call: Argument,
     ) -> _Launch:
-        """Return the launch of an optimizer over n rows; with a `call`, only over the rows it has
-        found."""
+        """Return the launch of an optimizer over n rows; if `call` is not NULL, only over rows
+        whose slots were found."""
         d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
         return (
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys,

@@ -277,7 +277,7 @@ class GpuWork:
 
 
 class Outputs:
-    """A call's outputs in the device's memory. Outputs on the host are copied there at the end.
+    """A call's outputs in the device's memory. Outputs for the host are copied to it at the end.
 
     `answer` is memory directly before the outputs that are copied, for the findings, which are
     copied in the same copy. It is NULL if all outputs are in the device's memory.

@@ -35,8 +35,8 @@ from embstore.errors import InvalidArgumentError
 
 
 class SharedMemory:
-    """An allocation that another process can open. It is used in a turn of the device, except where
-    a method is for any thread.
+    """An allocation that another process can open. It is used in a turn of the device, except by
+    methods for any thread.
 
     The allocation is freed with the last reference to this object and to its arrays. The owner must
     not drop its reference before the other process has closed the memory.

@@ -175,8 +175,8 @@ class Staging:
         self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
-        """Return a buffer, which the caller fills and passes to `send_rows` before it calls this
-        again."""
+        """Return a buffer. The caller fills it and passes it to `send_rows` before the next call of
+        this method."""
         return self._rows.take(byte_count)
 
     def stage(self, count: int, layout: Layout) -> Rows:

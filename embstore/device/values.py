@@ -179,7 +179,7 @@ class Missing:
     victims: Array
     """The slots of level one with the lowest scores, which leave."""
     highest: int
-    """The highest score of these victims; -1: there are none."""
+    """The highest score of the victims; -1: there are no victims."""
     absent: int
     """The number of keys that are in neither level."""
     dirty: int

@@ -5,9 +5,9 @@ ranks get an error, and the step is open again, as after an update that is refus
 repeat its share, and can replace the share until the step is being applied. The outcome of a
 finished step is remembered for a while (`Session.outcomes`).
 
-An update is one command, whose sum over ranks does not depend on the order in which their shares
-arrive (docs/contract.md, rule 6). A release or a skip is a command too, because it advances the
-session's resume position.
+An update is one command, whose sum over ranks does not depend on the order in which the ranks'
+shares arrive (docs/contract.md, rule 6). A release or a skip is a command too, because it advances
+the session's resume position.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -26,7 +26,7 @@ _NONE = np.empty(0, np.uint32)
 
 
 class Readiness(IntEnum):
-    """The rows of a step that can be read."""
+    """Which rows of a step can be read."""
 
     WAIT = 0
     EARLY = 1
@@ -77,7 +77,7 @@ class StepHandle:
 
 
 class StepLookup(StepHandle):
-    """The rows of one rank's share of a step, or the rows of occurrences or bags of it. Reading
+    """The rows of one rank's share of a step, or of occurrences or bags in this share. Reading
     takes the engine."""
 
     def __init__(

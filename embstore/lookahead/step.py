@@ -95,11 +95,11 @@ class Occurrences:
     """Whether every key of the part occurs."""
 
     def of(self, batch: Batch) -> Batch:
-        """Return a batch of the part's keys with these occurrences."""
+        """Return a batch of the part's keys with the occurrences in this object."""
         return replace(batch, inverse=self.ids, bounds=self.bounds, is_distinct=False)
 
     def of_table(self, batch: Batch, place: int) -> Batch:
-        """Return a batch of the part's keys with only the occurrences of one of the part's
+        """Return a batch of the part's keys with the occurrences of only one of the part's
         tables."""
         low, high = self.bounds[place : place + 2].tolist()
         bounds = np.array([0, high - low])

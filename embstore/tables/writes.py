@@ -387,7 +387,7 @@ def _write(
 
 
 def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) -> None:
-    """Copy rows that are about to change for the running digest, if it has not read these rows
+    """Copy rows for the running digest: rows that are about to change, and that it has not read
     yet."""
     assert table.digest.reading is not None
     for pool, d_keys, _ in writes:
