@@ -1,8 +1,7 @@
-"""The contract's arithmetic, once: it defines the bits of rows, sums, pooled replies and digests.
+"""The arithmetic of the contract, which defines the bits of rows, sums, pooled replies and digests.
 
 Client, engine, hot replica and the kernels of every device must agree to the last bit. Therefore
-the formulas of contract.md are written here and nowhere else, in vectorised NumPy, one idea per
-file:
+the formulas of contract.md are written only here, in vectorised NumPy, one idea per file:
 
     philox      rule 10   initial rows from (seed, key)
     sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks; the
@@ -19,17 +18,19 @@ file:
 NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to nearest
 even, and two ufuncs never contract into an FMA. Functions that could break it are avoided:
 `np.sum`, `np.add.reduce` and `np.dot` choose their own order. NumPy also decides when a Python
-float that is combined with an array is rounded to fp32; therefore scalars are passed as np.float32.
+float in an operation with an array is rounded to fp32; therefore scalars are passed as np.float32.
 
 All functions accept non-finite values, and give no warning. `unaccepted` finds the sums that rule 9
-refuses; the caller refuses them. A NaN has its canonical bits in rows and pooled replies only, not
-in sums. Arguments have been checked by the caller; a wrong argument is a bug of ours. Each function
-is pure, or writes only to arrays that it is given, and can run in any thread. Functions that sum
-over keys, bags or ranks, or apply an update, first check that their thread keeps denormals.
+refuses; the caller refuses these sums. A NaN has its canonical bits only in rows and pooled
+replies, not in sums. The caller has checked the arguments; a wrong argument is a bug of ours. Each
+function is pure, or writes only to arrays that it is given, and can run in any thread. Functions
+that sum over keys, bags or ranks, or apply an update, first ensure that the calling thread keeps
+denormals.
 
 Rejected: one file with each formula in two versions (NumPy and Numba), which would be unreadable;
 and Numba alone, because a trainer's client would wait for a compiler that it does not otherwise
-need. Importing this package therefore imports only NumPy, and does not choose a version yet.
+need. For the same reason, importing this package imports only NumPy, and does not choose a version
+yet.
 """
 
 from embstore.arithmetic.choice import (

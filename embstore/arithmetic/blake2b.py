@@ -1,14 +1,15 @@
 """The constants of BLAKE2b (RFC 7693), and the scratch array of the kernels that compute it.
 
 All hashes have 32 bytes, no key and no salt. LANES messages of one length are hashed at once, each
-in a column of the scratch array, (LAST + 1, LANES) uint64. Four words fill a register of AVX2; that
-takes a third of the time of hashing one message after the other.
+in a column of the scratch array, (LAST + 1, LANES) uint64. Four words fill a register of AVX2.
+Hashing LANES messages at once takes a third of the time of hashing them one after the other.
 """
 
 LANES = 4
 STATE, WORDS, COUNTED, LAST = range(8), range(8, 24), 24, 25
 """Rows of the scratch array: the hash so far; the next 128 bytes of the messages; the number of
-message bytes up to the end of these; all ones if these are the last bytes, else 0."""
+message bytes up to the end of these 128 bytes; all ones if these 128 bytes are the last ones, else
+0."""
 
 START = (
     0x6A09E667F3BCC908,
@@ -37,4 +38,4 @@ _ORDERS = (
     "a2847615fb9e3cd0",
 )
 ROUNDS = tuple(tuple(int(word, 16) for word in _ORDERS[number % 10]) for number in range(12))
-"""For each round, the word of the message that each half step adds."""
+"""For each round, the numbers of the message words that its half steps add."""

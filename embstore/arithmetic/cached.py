@@ -1,25 +1,28 @@
-"""Where compiled kernels are stored: an object file for each (`codegen.py`).
+"""Where compiled kernels are stored: one object file per kernel (`codegen.py`).
 
 **Portable code** is compiled for every processor of one level, and is stored in the package itself.
-A process that can write there stores it for all users; `embstore compile` creates it ahead, and an
-image or a wheel contains it. The level is x86-64-v3 (AVX2, from 2013 on). Kernels wait for memory
-rather than for arithmetic, and LLVM uses 256-bit vectors on most processors that have wider ones.
-Therefore no code is compiled again for the local processor while a store serves. The bits are the
-same in any case, because the contract fixes them. A processor below the level has code of its own,
-and so has a processor that NUMBA_CPU_NAME names.
+A process that can write to the package stores the code there for all users; `embstore compile`
+creates it ahead of use, and an image or a wheel contains it. The level is x86-64-v3 (AVX2, from
+2013 on). Kernels wait for memory rather than for arithmetic, and LLVM uses 256-bit vectors even on
+most processors that have wider vectors. Therefore code for the local processor would gain little,
+and none is compiled. The bits would be the same, because the contract fixes them. Only for a
+processor below this level, and for a processor that NUMBA_CPU_NAME names, separate code is
+compiled.
 
 All code is also stored in the user's cache: `embstore/kernels` below XDG_CACHE_HOME, by default
-`~/.cache`. Other copies of the package find it there: Python that is started in the root of a clone
-imports the clone, and not the package that was installed from it. Code for one processor alone is
-stored only in the user's cache. Versions of the package share that folder, so the name of a file
-there contains the stamp of its sources, and the COPIES_MAX newest files of one kernel are kept.
+`~/.cache`. Other copies of the package find the code there: Python that is started in the root of a
+clone imports the clone, and not the package that was installed from it. Code for one processor
+alone is stored only in the user's cache. Versions of the package share this cache, so the name of a
+file in it contains the stamp of its sources, and the COPIES_MAX newest files of one kernel are
+kept.
 
-Code is compared with a **stamp**: a hash of all sources from which or by which kernels are
-compiled, in `embstore/arithmetic`, in `embstore/kernels` and in the kernel's folder, and of the
-formulas and constants in `embstore`. Code is **sealed** by a hash, so that a file that a full disk
-or a flipped bit has damaged is compiled again, and not run. The seal is no protection from a person
-who can write to these folders; that person can run any code anyway. The code is the same for every
-version of Python and NumPy: it uses only those parts of both that do not change.
+A **stamp** tells whether code is up to date. It is a hash of all sources from which or by which
+kernels are compiled, in `embstore/arithmetic`, in `embstore/kernels` and in the kernel's folder,
+and of the formulas and constants in `embstore`. Code is **sealed** by a hash, so that a file that a
+full disk or a flipped bit has damaged is compiled again, and not run. The seal does not protect
+from a person who can write to these folders; such a person can run any code anyway. The code is the
+same for every version of Python and NumPy: it uses only parts of Python and NumPy that do not
+change.
 """
 
 import hashlib
@@ -42,13 +45,13 @@ PACKAGE = Path(__file__).parents[1]
 PORTABLE = PACKAGE / "kernels" / "portable"
 SEAL_BYTES = 32
 COPIES_MAX = 4
-"""The most files of one kernel in the user's cache, compiled from different sources."""
+"""The most files of one kernel in the user's cache. They were compiled from different sources."""
 CPU = "x86-64-v3"
 FEATURES = frozenset(
     "avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sahf sse sse2 sse3"
     " sse4.1 sse4.2 ssse3 xsave".split()
 )
-"""The features of a processor of the level, by LLVM's names."""
+"""The features of a processor of level x86-64-v3, by LLVM's names."""
 
 _NO_SOURCES = frozenset(("cached", "choice", "compiling", "jit", "loading", "xxh3"))
 """Files of `embstore/arithmetic` from which no kernel is compiled."""
@@ -56,12 +59,13 @@ VARIABLES = {
     "NUMBA_CPU_NAME": CPU,
     "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in sorted(FEATURES)),
 }
-"""Environment variables with which a process compiles portable code."""
+"""The environment variables that make a process compile portable code."""
 
 
 @cache
 def processor_features() -> frozenset[str]:
-    """Return the features of this processor, by LLVM's names; none if LLVM does not know it."""
+    """Return the features of this processor, by LLVM's names; an empty set if LLVM does not know
+    the processor."""
     try:
         features = binding.get_host_cpu_features()
     except RuntimeError:
@@ -75,7 +79,7 @@ def is_portable() -> bool:
 
 
 def _target() -> str:
-    """Return the name of the processors whose code this process runs."""
+    """Return the name of the kind of processor for which the code of this process is compiled."""
     if is_portable():
         return CPU
     named = (os.environ.get(name, "") for name in VARIABLES)
@@ -87,7 +91,8 @@ def _target() -> str:
 
 @cache
 def stamp(folder: Path) -> str:
-    """Return a hash of the sources from which kernels of a folder may be compiled."""
+    """Return the stamp of the kernels in a folder: a hash of all sources that can affect their
+    code."""
     digest = hashlib.blake2b(_shared_sources(), digest_size=16)
     for path in sorted(folder.glob("*.py")):
         if has_kernels(path):
@@ -109,7 +114,7 @@ def has_kernels(source: Path) -> bool:
 
 
 def sealed(kernel: "Kernel", code: bytes) -> bytes:
-    """Return code after a hash of it, of its sources and of its target."""
+    """Return code, preceded by a hash of the code, of its sources and of its target."""
     of = "\0".join((_stamp_of(kernel), _target(), platform.machine(), sys.abiflags))
     digest = hashlib.blake2b(of.encode(), digest_size=SEAL_BYTES)
     digest.update(code)
@@ -117,8 +122,8 @@ def sealed(kernel: "Kernel", code: bytes) -> bytes:
 
 
 def kept(kernel: "Kernel") -> bytes | None:
-    """Return the code of a kernel for this processor, from its present sources; None if there is
-    none, or it is damaged."""
+    """Return the stored code of a kernel for this processor, compiled from its present sources.
+    Return None if there is no such code, or it is damaged."""
     for folder in _folders():
         with suppress(OSError):
             found = _file(folder, kernel).read_bytes()
@@ -129,7 +134,7 @@ def kept(kernel: "Kernel") -> bytes | None:
 
 
 def keep(kernel: "Kernel", code: bytes) -> list[Path]:
-    """Store the code of a kernel for later processes, in each writable folder; return these."""
+    """Store the code of a kernel for later processes, in each writable folder. Return the files."""
     folders = [folder for folder in _folders() if _was_kept(folder, kernel, code)]
     if not folders:
         logging.getLogger("embstore").warning(
@@ -144,7 +149,7 @@ def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
     try:
         folder.mkdir(mode=0o700 if folder != PORTABLE else 0o777, parents=True, exist_ok=True)
         new.unlink(missing_ok=True)
-        with new.open("xb") as file:  # never through a link
+        with new.open("xb") as file:  # does not follow links
             file.write(sealed(kernel, code))
         new.replace(_file(folder, kernel))
         if folder != PORTABLE:
@@ -157,10 +162,10 @@ def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders of code, in the order in which they are searched."""
+    """Yield the folders that contain code, in the order in which they are searched."""
     if is_portable():
         yield PORTABLE
-    with suppress(RuntimeError):  # the user has no home
+    with suppress(RuntimeError):  # the user has no home directory
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         yield Path(home, "embstore", "kernels")
 
@@ -175,7 +180,8 @@ def _stamp_of(kernel: "Kernel") -> str:
 
 
 def _remove_oldest(kept: Path) -> None:
-    """Remove the oldest files of a kernel in the user's cache, beyond COPIES_MAX."""
+    """Remove the oldest files of a kernel from the user's cache, so that COPIES_MAX files
+    remain."""
     of = kept.name.rpartition("-")[0]
     found = kept.parent.glob(f"{of}-{'[0-9a-f]' * 12}.nbc")
     for path in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-COPIES_MAX]:

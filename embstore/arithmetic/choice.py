@@ -1,16 +1,18 @@
-"""Which `unique`, `sum_by_key`, `update_rows` and `by_shard` run: NumPy's, in `sums.py`,
-`optimizers.py` and `partitions.py`, or Numba's, in the modules whose names begin with `compiled`.
+"""Which versions of `unique`, `sum_by_key`, `update_rows` and `by_shard` run: NumPy's, in
+`sums.py`, `optimizers.py` and `partitions.py`, or Numba's, in the modules whose names begin with
+`compiled`.
 
-Both give the same bits, so the choice affects speed alone, and no other code may depend on it. It
-is made at the first call, not at import: a client that never sums should not wait for the import of
-Numba, and a client without Numba should work as well. The choice then holds for the process.
+The two versions give the same bits, so the choice affects speed alone, and no other code may depend
+on it. The choice is made at the first call, not at import: a client that never sums should not wait
+for the import of Numba, and a client without Numba should work as well. After that the choice holds
+for the process.
 
-`_chosen` is the only global variable here: the implementation in use, None until a call has needed
-one. If two threads make the first call at the same time, both write the same functions. Apart from
-that only tests write it, with `force`.
+`_chosen` is the only global variable here: the implementation in use, None before the first call.
+If two threads make the first call at the same time, both write the same functions to it. Otherwise
+only tests write the variable, with `force`.
 
-Rejected: an environment variable, because the tests of one process could not run both; and an
-argument passed down from the public functions, because it would be in every signature only to
+Rejected: an environment variable, because the tests of one process could not run both versions; and
+an argument that the public functions pass down, because it would be in every signature only to
 choose between equal results.
 """
 
@@ -49,9 +51,10 @@ class Implementation(NamedTuple):
     """The functions that exist in both versions; NumPy's docstrings apply to both."""
 
     unique: Callable[[Keys], tuple[Keys, NDArray[np.int32]]]
-    """Return the distinct keys in order of first occurrence, and the index of each key in them."""
+    """Return the distinct keys in order of first occurrence, and the index of each key in the
+    distinct keys."""
     sum_by_key: _SumByKey
-    """Return the rule 2 sum of each id's values."""
+    """Return the sum of the values of each id, by rule 2 of the contract."""
     update_rows: Callable[[str, Rows, Rows, Keys, Rows, Any], None]
     """Apply one update to the rows of distinct slots."""
     by_shard: _ByShard

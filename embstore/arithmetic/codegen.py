@@ -1,17 +1,18 @@
-"""From a kernel's Python code to machine code that any process can call; this needs Numba.
+"""Compiling a kernel's Python code to machine code that every process can call. This needs Numba.
 
-Numba compiles a kernel. An **entry** is added, which Python calls: it checks the arguments,
+Numba compiles a kernel. This module adds an **entry**, which Python calls: it checks the arguments,
 extracts the values that the kernel needs, releases the GIL, calls the kernel, and makes a Python
-object from the kernel's result. Both are in one object file, whose only visible symbol is the
-entry. A process needs LLVM's loader to run it, and not Numba (`loading.py`).
+object from the kernel's result. Kernel and entry are in one object file, whose only visible symbol
+is the entry. A process that runs this code needs LLVM's loader, but not Numba (`loading.py`).
 
-The entry is a `PyCFunctionFast`: `PyObject *entry(ndarray_type, PyObject **arguments, n)`. It reads
-the public structs of NumPy's C API (`PyArrayObject_fields`, `PyArray_Descr` of NumPy 2), and calls
-functions of Python's stable ABI. So one object file works with every version of Python.
+The entry is a `PyCFunctionFast`: `PyObject *entry(ndarray_type, PyObject **arguments, n)`. The
+entry reads the public structs of NumPy's C API (`PyArrayObject_fields`, `PyArray_Descr` of NumPy
+2), and calls functions of Python's stable ABI. So one object file works with every version of
+Python.
 
 An array is accepted if it is C-contiguous, aligned, of the kernel's type and dimensions, and
-writable unless the kernel only reads it. Any other argument is a TypeError, because the kernel
-would read other memory.
+writable unless the kernel only reads it. Any other argument raises TypeError, because the kernel
+would access memory outside the array.
 
 Kernels allocate scratch memory through Numba's runtime. The part of this runtime that kernels need
 is reproduced here (`_RUNTIME`), so that an object file refers to the C library alone.
@@ -84,15 +85,16 @@ define void @NRT_MemInfo_call_dtor(ptr %block) {
   ret void
 }
 """
-"""The part of Numba's runtime that kernels need. A MemInfo is (references, destructor, its
-argument, data, size); here the data follows it, from byte 64 on."""
+"""The part of Numba's runtime that kernels need. A MemInfo is (number of references, destructor,
+argument of the destructor, address of the data, size); here the data follows the MemInfo, from byte
+64 on."""
 
 
 def object_code(function: Callable[..., Any], parameters: list[Parameter]) -> bytes:
     """Compile a kernel for this process's target; return an object file with one symbol, ENTRY."""
     with global_compiler_lock:
         arguments = tuple(map(numba_type, parameters))
-        cpu_target.target_context.refresh()  # new intrinsics and operations
+        cpu_target.target_context.refresh()  # for new intrinsics and operations
         options = {"nopython": True, **_OPTIONS}
         compiled = _Compiler(function, cpu_target, options, {}, Compiler).compile(arguments, None)
         library = compiled.library
@@ -106,8 +108,8 @@ def object_code(function: Callable[..., Any], parameters: list[Parameter]) -> by
 
 def _sealed_off(module: Any, target: Any) -> Any:
     """Return the object file of a module, in which only the entry can be called from outside. Numba
-    may give the same names in two processes. Its names count earlier compilations of the process,
-    so they are replaced: the same sources give the same bytes."""
+    may give the same names in two processes. Numba's names also count earlier compilations of the
+    process. Therefore the names are replaced, so that the same sources give the same bytes."""
     for kind in (module.functions, module.global_variables):
         for one in list(kind):
             if not one.is_declaration and one.name != ENTRY:
@@ -217,7 +219,8 @@ class _Entry:
                 self._builder.ret(_POINTER(None))
 
     def _array(self, value: Any, kind: Any, array_type: Any, of: str) -> Any:
-        """Return an array as the kernel's parameter type; the caller keeps the reference."""
+        """Return an array as the kernel's parameter type. The caller keeps its reference to the
+        array."""
         builder, dtype = self._builder, as_dtype(kind.dtype)
         wanted = f"C-contiguous {dtype.name} of {kind.ndim} dimensions"
         text = f"expected {of} to be an array, {wanted}{'' if not kind.mutable else ', writable'}"
@@ -283,24 +286,25 @@ def numba_type(parameter: Parameter) -> Any:
 
 
 def dispatcher(function: Callable[..., Any]) -> Any:
-    """Return a building block as a Numba function, which is inlined in kernels. A call from Python
-    compiles it at once."""
+    """Return a building block as a Numba function, which is inlined in kernels. If Python calls the
+    function, it is compiled at once."""
     return njit(**_INLINED)(function)
 
 
 def register(generic: Callable[..., Any], function: Callable[..., Any]) -> None:
-    """Have kernels compile `function` for `generic`, and inline it."""
+    """Make kernels compile and inline `function` in place of `generic`."""
     options: Any = {"forceinline": True, **_OPTIONS}
     overload(generic, jit_options=options, strict=False)(lambda *types: function)
 
 
 def type_of(value: Any) -> Any:
-    """Return Numba's type of a global of a kernel."""
+    """Return Numba's type of a global variable of a kernel."""
     cpu_target.typing_context.refresh()
     return cpu_target.typing_context.resolve_value_type(value)
 
 
 def external(name: str, returns: str, *arguments: str) -> Any:
-    """Return a function of the C library, bound by name: a pointer is valid in one process only."""
+    """Return a function of the C library, bound by name, since a pointer is valid in one process
+    only."""
     kinds = [getattr(types, kind) for kind in arguments]
     return types.ExternalFunction(name, getattr(types, returns)(*kinds))

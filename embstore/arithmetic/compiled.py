@@ -1,4 +1,4 @@
-"""The contract's arithmetic for one row at a time, compiled: building blocks of CPU kernels.
+"""The contract's arithmetic for one row at a time, as compiled building blocks of CPU kernels.
 
 The formulas are those of the NumPy files of this package, and give the same bits. Here each formula
 is a loop over one row, so that a kernel reads and writes each row once. LLVM vectorises over dim,
@@ -6,13 +6,13 @@ where elements are independent, and never over a sum, whose order is part of its
 
 Building blocks take rows as one-dimensional arrays, which `row_at` creates from an address. A view
 of a NumPy array would cost an atomic reference count per row. An index into a two-dimensional array
-would be tested and multiplied for each element, because Numba allows negative signed indices. The
-light client calls `unique` and `sum_by_key` at the end (`choice.py`).
+would be tested and multiplied for each element, because Numba allows negative signed indices. A
+client calls only `unique` and `sum_by_key`, at the end of this module (`choice.py`).
 
-    unique      a table of at least 2n places, open addressing, linear; a place is (key, base + id)
-                and in use if its second half is at least `base`. Each call takes a new base, above
-                all ids so far, so that a table is never cleared; any int64 may be a key.
-    group       counting sort of positions by id, stable
+    unique      a table of at least 2n places, open addressing, linear; a place is (key, base + id),
+                and is in use if its second half is at least `base`. Each call takes a new base,
+                above all ids so far, so that a table is never cleared; any int64 can be a key.
+    group       a stable counting sort of positions by id
 """
 
 from typing import Any
@@ -39,9 +39,10 @@ PARTIALS = 32
 PLAIN, WEIGHTED, DIVIDED = 0, 1, 2
 """The value that an occurrence adds: value, coefficient * value, or value / coefficient."""
 EXPONENT_MASK = np.int32(0x7F800000)
-"""The exponent bits of a float32; a value is finite unless all are set."""
+"""The exponent bits of a float32; a value is finite unless all of these bits are set."""
 LARGE_EXPONENT = np.int32(0x5C000000)
-"""The exponent bits of `sums.LARGE`; a value with these or larger exponent bits is not below it."""
+"""The exponent bits of `sums.LARGE`; a value is below `sums.LARGE` if its exponent bits are
+less."""
 
 _NAN_BITS = np.int32(0x7FC00000)
 _WORD = np.uint64(0xFFFFFFFF)
@@ -79,8 +80,8 @@ def mix(key: np.int64) -> np.uint64:
 
 @building_block
 def table_of(row_key: np.int64, mask: int) -> int:
-    """Return the table number of a row key, the index of the table's parameters. `mask` has the
-    bits of the key (`embstore.row_keys`)."""
+    """Return the table number of a row key, the index of the table's parameters. `mask` contains
+    the bits of a row key that are the key (`embstore.row_keys`)."""
     return int((row_key & ~mask) >> KEY_BITS)
 
 
@@ -88,7 +89,8 @@ def table_of(row_key: np.int64, mask: int) -> int:
 def philox(
     row_key: np.uint64, block: np.uint64, stream: np.uint64, seed: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Return the four words of one Philox4x32-10 block (rule 10), each in a lower half."""
+    """Return the four words of one Philox4x32-10 block (rule 10), each in the lower half of a
+    uint64."""
     c0, c1, c2, c3 = row_key & _WORD, row_key >> _SHIFT_32, block, stream
     k0, k1 = seed & _WORD, seed >> _SHIFT_32
     for _ in range(10):
@@ -142,47 +144,48 @@ def fill_normal(
 
 @building_block
 def value_of(element: Any) -> np.float32:
-    """Convert an element to a value; a value is returned as it is."""
+    """Convert an element of a row to a value (float32); a value is returned as it is."""
     return np.float32(element)
 
 
 @building_block
 def element_of(value: np.float32) -> Any:
-    """Convert a value to an element."""
+    """Convert a value (float32) to an element of a row."""
     return value
 
 
 @building_block
 def row_at(start: int, index: int, stride: int, dim: int) -> jit.Elements:
-    """Return the (dim,) elements that begin `index` rows of `stride` elements after an address."""
+    """Return the (dim,) elements at an address plus `index` rows of `stride` elements."""
     row: jit.Elements = carray(pointer_at(start + index * stride * ELEMENT_BYTES), dim, ELEMENT)
     return row
 
 
 @building_block
 def values_at(start: int, index: int, dim: int) -> jit.Float32s:
-    """Return the (dim,) values that begin `index` times dim values after an address."""
+    """Return the (dim,) values at an address plus `index` rows of dim values."""
     values: jit.Float32s = carray(pointer_at(start + index * dim * VALUE_BYTES), dim, VALUE)
     return values
 
 
 @building_block
 def copy_row(row: jit.Elements, value: jit.Elements) -> None:
-    """row = value; both are elements, or both are values."""
+    """row = value. `row` and `value` are both elements, or both values."""
     for d in range(row.shape[0]):
         row[d] = value[d]
 
 
 @building_block
 def load_row(values: jit.Float32s, row: jit.Elements) -> None:
-    """values = the elements of the row, converted to values."""
+    """values = the elements of `row`, converted to values."""
     for d in range(values.shape[0]):
         values[d] = value_of(row[d])
 
 
 @building_block
 def start_sum(total: jit.Float32s, value: jit.Elements, coefficient: np.float32, form: int) -> None:
-    """total = the occurrence: a sum starts from its first (0.0 + x would turn -0.0 into 0.0)."""
+    """total = the occurrence. A sum starts from its first term, since 0.0 + x would turn -0.0 into
+    0.0."""
     if form == PLAIN:
         load_row(total, value)
     elif form == WEIGHTED:
@@ -230,7 +233,7 @@ def _fold(partials: jit.Float32s, half: int) -> None:
 def sum_of_squares(value: jit.Float32s, partials: jit.Float32s) -> np.float32:
     """Return the sum of the squares of `value` by rule 3; `partials` (32,) is overwritten.
 
-    The partial sums start at 0.0, not at their first square: a square is never -0.0.
+    The partial sums can start at 0.0 instead of the first square, because a square is never -0.0.
     """
     dim = value.shape[0]
     whole = dim & ~(PARTIALS - 1)
@@ -256,11 +259,12 @@ def unique_block(
     place_count: int, base: int, count: int, unique_keys: jit.Int64s, inverse: jit.Int32s,
     shift: int, places: jit.Uint64s,
 ) -> int:  # fmt: skip
-    """Write the ids of keys[begin:end] to inverse[shift + i]; return `count` plus new ids.
+    """Write the id of each keys[i] of keys[begin:end] to inverse[shift + i]. Return `count` plus
+    the number of new ids.
 
     prefix : or-ed to each key
     table, place_count, base : see the module docstring; `table` is (places, 2)
-    places : scratch, (end - begin,) or more; unsigned, because Numba tests signed indices
+    places : scratch, (end - begin,) or more. It is unsigned, because Numba tests signed indices
     """
     start, mask = table.ctypes.data, np.uint64(place_count - 1)
     for i in range(begin, end):
@@ -285,7 +289,7 @@ def unique_block(
 
 @building_block
 def group_positions(inverse: jit.Int32sIn, starts: jit.Int64s, positions: jit.Int32s) -> None:
-    """Sort positions by id, stably; those of an id are positions[starts[id]:starts[id + 1]]."""
+    """Sort positions stably by id. Those of an id are positions[starts[id]:starts[id + 1]]."""
     starts[:] = 0
     for i in range(inverse.shape[0]):
         starts[np.uint32(inverse[i]) + _NEXT] += 1
@@ -343,8 +347,8 @@ def _sum_by_key(inverse: jit.Int32sIn, values: jit.Float32RowsIn, sums: jit.Floa
 
 
 def table_places(key_count: int) -> int:
-    """Return how many places `unique_block` needs for `key_count` keys: a power of two, at most
-    half of which are used."""
+    """Return how many places `unique_block` needs for `key_count` keys: a power of two of places,
+    at most half of which are used."""
     return 1 << (2 * max(key_count, 1) - 1).bit_length()
 
 

@@ -1,7 +1,8 @@
-"""Leaves of a sparse table, compiled (contract.md, rule 11): rows are hashed, and hashes are added.
+"""Leaves of a sparse table, compiled (contract.md, rule 11): rows are hashed, and hashes are
+summed.
 
-Sums are kept by partition in an array, (PARTITIONS, 5) uint64: four words of the sum, then the
-number of its rows. Each thread has its own array; `leaves_of_sums` adds them up.
+Sums are kept by partition in a (PARTITIONS, 5) uint64 array: four words of the sum, then the number
+of rows in the sum. Each thread has its own array; `leaves_of_sums` adds them up.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ _ONE, _NONE, _ALL, _HALF = np.uint64(1), np.uint64(0), np.uint64(2**64 - 1), np.
 def _take_words(
     scratch: jit.Uint64Rows, lane: int, key: np.uint64, row: jit.Uint64sIn, used: int, block: int
 ) -> None:
-    """Write the next 16 words of a record to a lane; the key is the first word, before the row."""
+    """Write the next 16 words of a record to a lane. The first word of a record is the key; the row
+    follows."""
     whole, has_half = used >> 1, used & 1
     for word in range(_BLOCK_WORDS):
         place, value = block * _BLOCK_WORDS + word - 1, _NONE
@@ -53,7 +55,7 @@ def _add_hash(total: jit.Uint64s, scratch: jit.Uint64Rows, lane: int) -> None:
 @kernel
 def _add_row_hashes(
     seed: jit.Uint64sIn,  # (1,)
-    start: jit.Uint64sIn,  # (8,) the state of a hash before the first bytes
+    start: jit.Uint64sIn,  # (8,) state of a hash before its first bytes
     keys: jit.Int64sIn,  # (n,)
     rows: jit.Uint64RowsIn,  # (n, stride / 2)
     used: jit.Int,  # elements of a row without its padding
@@ -68,7 +70,7 @@ def _add_row_hashes(
             scratch[number, :] = start[number]
         for block in range(block_count):
             for lane in range(LANES):
-                i = min(first + lane, count - 1)  # of the last rows, one may be hashed twice
+                i = min(first + lane, count - 1)  # the last row may be hashed more than once
                 _take_words(scratch, lane, np.uint64(keys[i]), rows[i], used, block)
             scratch[COUNTED, :] = min(128 * (block + 1), row_bytes)
             scratch[LAST, :] = _ALL if block == block_count - 1 else _NONE
@@ -79,7 +81,7 @@ def _add_row_hashes(
 
 
 def row_sums() -> Sums:
-    """Return the sums of no rows."""
+    """Return sums to which no row was added."""
     return np.zeros((PARTITIONS, _WORDS + 1), np.uint64)
 
 
@@ -97,7 +99,7 @@ def add_row_hashes(seed: int, keys: Keys, rows: Rows, used: int, sums: Sums) -> 
 
 
 def leaves_of_sums(sums: Sequence[Sums]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the blocks with a written row, (m,) ascending, and the leaf of each, (m, 32)."""
+    """Return the blocks with a written row, (m,) ascending, and the leaf of each block, (m, 32)."""
     blocks = np.flatnonzero(sum(own[:, _COUNT] for own in sums))
     leaves = bytearray()
     for block in blocks.tolist():

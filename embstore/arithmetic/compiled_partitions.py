@@ -1,4 +1,4 @@
-"""Keys by shard, compiled: the twin of `partitions.by_shard`, in two passes over the keys."""
+"""Keys by shard, compiled: the same as `partitions.by_shard`, in two passes over the keys."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 @building_block
 def partition_of(seed: np.uint64, number: np.uint64) -> np.uint64:
-    """Return the partition of a number, n of rule 12."""
+    """Return the partition of a number, which rule 12 calls n."""
     z = seed + number * _GOLDEN
     z = (z ^ (z >> _SHIFT_30)) * _FIRST
     z = (z ^ (z >> _SHIFT_27)) * _SECOND

@@ -1,16 +1,17 @@
-"""One optimizer update of a row, compiled (contract.md, rule 4), for the kernel of the CPU and for
-the rows of a trainer.
+"""One optimizer update of a row, compiled (contract.md, rule 4), for the CPU's kernel and for rows
+that a trainer keeps.
 
 The formulas are those of `embstore.optimizers`, compiled for one element and inlined in a loop over
-the row, which LLVM vectorizes, since elements are independent. Code that depends on the number of
-an optimizer's states and scalars uses tuples, whose length is known when the kernel is compiled. A
-record is a row's weights, then its state: the states of an element are dim, 2 dim, ... elements
-after its weight. A NaN that arises is written as 0x7fc00000. A row is updated in a fixed order over
+the row. LLVM vectorizes this loop, since elements are independent. Code that depends on the number
+of an optimizer's states and scalars uses tuples, whose length is known when the kernel is compiled.
+A record is a row's weights, then its state: the states of an element are dim, 2 dim, ... elements
+after the weight. A NaN that arises is written as 0x7fc00000. A row is updated in a fixed order over
 dim (rule 3 for a row formula). If a table has weight decay that is not decoupled, the gradient for
 the formulas is computed in a separate array, and the given gradient does not change.
 
-A trainer has weights and state in two arrays, as it looks up weights alone. So a row's record is
-assembled in a separate array, and split again; this array stays in the first-level cache.
+A trainer has weights and state in two arrays, because it looks up weights alone. So a row's record
+is assembled in a separate array, and split again afterwards; this array stays in the first-level
+cache of the processor.
 """
 
 import math
@@ -47,7 +48,7 @@ from embstore.optimizers import (
 KINDS = {kind: number for number, kind in enumerate(OPTIMIZERS)}
 
 
-# The formulas' operations in kernels.
+# The operations that kernels compile for those of the formulas.
 
 
 @operation(sqrt)
@@ -101,9 +102,8 @@ def _own_scalars(of_table: jit.Float32s) -> Any:
 @building_block
 def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: jit.Float32s) -> int:
     """Return the address of a row's gradient after weight decay: the address of `room` (dim,) if
-    the table has weight decay, else the given address. The result is an address because Numba would
-    count references to an array that is either of two, which takes longer than the update of a
-    short row."""
+    the table has weight decay, else the given address. If the result were one of two arrays, Numba
+    would count references to it, which takes longer than the update of a short row."""
     if not of_table[DECAY] > 0:
         return address
     dim = room.shape[0]
@@ -115,7 +115,8 @@ def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: ji
 
 
 def _scalars_of_elements(optimizer: type[Optimizer]) -> Callable[..., tuple[Any, ...]]:
-    """Return a building block: the scalars of the element formula, after any row formula."""
+    """Return a building block that returns the scalars of the element formula. If the optimizer has
+    a row formula, it is applied first."""
     scalar_count, state_count = len(optimizer.scalars), len(optimizer.row_state)
     if optimizer.row_formula is None:
         return building_block(lambda record, end, g, scalars, partials: scalars[:scalar_count])
@@ -176,10 +177,10 @@ def _no_update(kind: int, *arguments: Any) -> None:
     """The last case of `update_record`, if no optimizer has this number."""
 
 
-# Reversed, so that a number is compared with the number of the first optimizer first.
+# Reversed, so that `kind` is compared with the number of the first optimizer first.
 update_record: Callable[..., None] = reduce(_or_else, reversed(OPTIMIZERS.values()), _no_update)
-"""A building block: update(kind, record, g, scalars, partials), partials (32,) overwritten; g is at
-the address that `decayed` returns."""
+"""A building block: update(kind, record, g, scalars, partials). It overwrites `partials` (32,); g
+is the gradient at the address that `decayed` returns."""
 
 
 _AHEAD = 8
@@ -214,7 +215,7 @@ def _update_rows(
             _prefetch(state_start, slots[i + _AHEAD], state_dim)
         of_weights = values_at(weights_start, slots[i], dim)
         of_state = values_at(state_start, slots[i], state_dim)
-        for d in range(dim):  # for a slice, overlap would be checked
+        for d in range(dim):  # a slice would check for overlap
             record[d] = of_weights[d]
         for d in range(state_dim):
             record[dim + d] = of_state[d]
@@ -234,6 +235,6 @@ def update_rows(
 
     Raises
     ------
-    DeviceError : this thread flushes denormals, and its mode cannot be changed; no row has changed.
+    DeviceError : this thread flushes denormals, and its mode cannot be changed. No row has changed.
     """
     _update_rows(KINDS[kind], weights, state, slots, gradients, scalars[None])

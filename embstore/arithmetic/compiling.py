@@ -1,13 +1,13 @@
-"""Compiling kernels that are not stored anywhere, in several processes: once after an installation.
+"""Compiling kernels that are not stored yet, in several processes, once after an installation.
 
-Compiling all kernels takes about a minute of processor time. Each process reads names of kernels
-from its standard input, compiles one after the other, and answers with machine code. It ends when
-this process ends. Code is stored as soon as it arrives, so that a start that was interrupted
-continues later. This process imports no Numba.
+Compiling all kernels takes about a minute of processor time. Each child process reads names of
+kernels from its standard input, compiles one kernel after the other, and answers with machine code.
+It ends when this process ends. Code is stored as soon as it arrives, so that a start that was
+interrupted continues later. This process imports no Numba.
 
 A process that ends early (for lack of memory, for example) is not replaced. The other processes
-continue; if kernels are left at the end, a single process compiles them. If no process can be
-started, this process compiles; this code is not stored.
+continue; if kernels are left at the end, a single process compiles these kernels. If no process can
+be started, this process compiles all kernels, and their code is not stored.
 """
 
 import logging
@@ -31,7 +31,7 @@ from embstore.arithmetic import cached
 from embstore.arithmetic.jit import Kernel, Progress, codegen
 from embstore.errors import EmbstoreError
 
-PROCESSES_MAX = 8  # one kernel takes a fifth of the time
+PROCESSES_MAX = 8  # the largest kernel takes a fifth of the time
 _SPOKEN_EVERY_S = 5.0
 _PROGRAM = "from embstore.arithmetic.compiling import work; work()"
 _HEADER_BYTES = 8
@@ -40,8 +40,8 @@ Compiled = tuple[Kernel, bytes]
 
 
 class Spoken:
-    """Reports the progress of compiling in the log "embstore" every few seconds. It is a warning,
-    because Python shows warnings even if no log is configured."""
+    """Reports the progress of compiling in the log "embstore" every few seconds. The report is a
+    warning, because Python shows warnings even if no log is configured."""
 
     def __init__(self) -> None:
         self._began = monotonic()
@@ -63,7 +63,7 @@ class Spoken:
 def compile_missing(missing: list[Kernel], of: int, progress: Progress) -> None:
     """Compile kernels, load them, and store their code.
 
-    of : number of all kernels, including those whose code was stored
+    of : number of all kernels, including kernels whose code was stored
     """
     done = [of - len(missing)]
     progress(done[0], of)
@@ -78,11 +78,11 @@ def compiled(
     count: int | None = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Compiled]:
-    """Compile kernels in `count` processes, by default as many as can run at once. Yield each
-    kernel with its code, which is stored. `waiting` is called every few seconds while no kernel is
-    done.
+    """Compile kernels in `count` processes, by default as many as can run at once. Store the code
+    of each kernel, and yield the kernel with its code. `waiting` is called every few seconds as
+    long as no kernel is done.
 
-    Raises EmbstoreError: a kernel could not be compiled.
+    Raises EmbstoreError if a kernel could not be compiled.
     """
     left = {kernel.name: kernel for kernel in _by_size(missing)}
     count = usable_processors() if count is None else count
@@ -120,14 +120,14 @@ def usable_processors() -> int:
 
 
 def _by_size(kernels: list[Kernel]) -> list[Kernel]:
-    """Return kernels in descending order of code size, so that no large kernel is compiled last."""
+    """Return kernels in descending order of size, so that no large kernel is compiled last."""
     return sorted(kernels, key=lambda kernel: -len(kernel.function.__code__.co_code))
 
 
 def _by_processes(
     kernels: list[Kernel], count: int, failures: list[str], waiting: Callable[[], None]
 ) -> Iterator[Compiled]:
-    """Yield kernels that processes compiled, with their code; add the reasons of failures to
+    """Yield kernels that processes compiled, each with its code. Add the reasons of failures to
     `failures`. If no process can be started, yield nothing and add nothing."""
     names, answers = deque(kernels), SimpleQueue[Compiled | str | None]()
     processes: list[subprocess.Popen[bytes]] = []
@@ -173,7 +173,7 @@ def _converse(
     waiting: "deque[Kernel]",
     answers: "SimpleQueue[Compiled | str | None]",
 ) -> None:
-    """Send names to a process, and pass on its answers, then None."""
+    """Send names of kernels to a process, and put its answers into `answers`, followed by None."""
     assert process.stdin is not None
     assert process.stdout is not None
     kernel = None
@@ -210,7 +210,7 @@ def _exactly(stream: IO[bytes], count: int) -> bytes:
 
 def work() -> None:
     """Compile the kernels that standard input names, and write their code to standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the parent process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     for line in sys.stdin:
         module, name = line.split()

@@ -1,18 +1,18 @@
 """Computing with denormals in threads that flush them (contract.md, rule 1).
 
 Flush-to-zero and denormals-are-zero are bits of a thread's control register (MXCSR on x86, FPCR on
-ARM). A library compiled with -ffast-math sets them for the thread that loads it,
-`torch.set_flush_denormal` for its caller, JAX and TensorFlow for the threads that run callbacks. A
-thread also inherits them from the thread that started it. Tiny values then become zero without a
-trace, and two stores drift apart. A check at import time cannot notice this. Therefore every
-executor of commands, and each function here that trainers call directly, checks its own thread
-first (`kept`), which costs about a microsecond. Code that computes on several threads does so in
-each thread (`keeping`).
+ARM). A library that was compiled with -ffast-math sets these bits for the thread that loads it,
+`torch.set_flush_denormal` sets them for its caller, and JAX and TensorFlow for the threads that run
+callbacks. A thread also inherits the bits from the thread that started it. In such threads tiny
+values become zero without notice, and two stores drift apart. A check at import time cannot notice
+such a change of mode. Therefore every executor of commands, and each function here that trainers
+call directly, checks its own thread first (`kept`), which costs about a microsecond. Code that
+computes on several threads does so in each thread (`keeping`).
 
 If a thread flushes denormals, the function runs in C's default floating-point environment, and the
 thread's own environment is restored at the end. The register belongs to the thread, so no other
-code is affected. Rejected: a thread of our own for such calls. It would inherit the mode as well,
-and each call of a framework that is not at fault would need a switch of threads.
+code is affected. Rejected: running such calls in a thread of our own. This thread would inherit the
+mode as well, and each call of a framework that is not at fault would need a switch of threads.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from embstore.errors import DeviceError
 _SMALLEST_BITS = 1
 _SMALLEST = np.full(1, _SMALLEST_BITS, np.uint32).view(np.float32)
 _ENVIRONMENT_BYTES = 256
-"""A size that no C library's fenv_t exceeds."""
+"""More bytes than the fenv_t of any C library has."""
 _DEFAULT = ctypes.c_void_p(-1)
 """FE_DFL_ENV in glibc and musl."""
 
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 def keeps_denormals() -> bool:
     """Add two denormals in the calling thread, and return whether the sum is right."""
-    # Bits are compared as integers: with denormals-are-zero a denormal compares equal to 0.0.
+    # Bits are compared as integers: under denormals-are-zero a denormal equals 0.0.
     return int((_SMALLEST + _SMALLEST).view(np.uint32)[0]) == 2 * _SMALLEST_BITS
 
 
@@ -52,9 +52,10 @@ def check_denormals() -> None:
 
 
 def keeping(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function in a mode that keeps denormals, whatever the mode of the thread is.
+    """Call a function in a mode that keeps denormals, independently of the thread's mode.
 
-    Raises DeviceError if the thread's mode cannot be changed; the function is not called then.
+    Raises DeviceError if the thread's mode cannot be changed; in this case the function is not
+    called.
     """
     if keeps_denormals():
         return function(*args, **kwargs)

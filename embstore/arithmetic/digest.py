@@ -3,12 +3,12 @@
     leaf   of a block of 256 keys   blake2b-256 over its written rows in key order
     root   of the table             blake2b-256 over identity, t, and (block, leaf) ascending
 
-There are two levels for three reasons. Leaves of untouched blocks can be kept, so that only changed
-blocks are hashed again. Two stores that differ can compare leaves to find out where. And leaves of
-shards can be combined. Leaves of a sparse table are sums over its rows, in any order
-(compiled_digest.py); its root is computed in the same way. The digest does not depend on the
-machine: integers and floats are little-endian and packed. It does not include unwritten rows, so
-growing or reading a table does not change the digest.
+There are two levels for three reasons. Leaves of unchanged blocks can be kept, so that only changed
+blocks are hashed again. Two stores that differ can compare leaves to find out where they differ.
+And leaves of shards can be combined. Leaves of a sparse table are sums over the rows of a block, in
+any order (compiled_digest.py); the root of a sparse table is computed as that of a dense table. The
+digest does not depend on the machine: integers and floats are little-endian and packed. It does not
+include unwritten rows, so growing or reading a table does not change the digest.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def leaf(keys: Keys, weights: Rows, state: Rows) -> bytes:
 
     Parameters
     ----------
-    keys : (n,) int64, ascending, n >= 1, all of one block
+    keys : (n,) int64, ascending, all in one block, n >= 1
     weights : (n, dim) float32
     state : (n, state_dim) float32, state_dim may be 0
     """
@@ -64,8 +64,9 @@ def leaves(keys: Keys, weights: Rows, state: Rows, cuts: Sequence[int]) -> NDArr
 
 
 def checksum(rows: Iterable[tuple[Rows, Rows]]) -> int:
-    """Return the CRC32 of weights (n, dim) and state (n, state_dim) of some tables, one table after
-    the other. It detects accidental differences, at a fraction of the cost of a hash."""
+    """Return one CRC32 over the weights (n, dim) and the state (n, state_dim) of several tables,
+    one table after the other. It detects accidental differences, at a fraction of the cost of a
+    hash."""
     found = 0
     for table in rows:
         for values in table:
@@ -86,7 +87,7 @@ def root(
     identity_json : `TableConfig.identity_json()`
     t : the table's update count
     blocks : (m,) numbers of the blocks with a written row, ascending
-    leaves : (m, 32) uint8, their leaves
+    leaves : (m, 32) uint8, the leaves of these blocks
     """
     whole = Root(identity_json, t)
     whole.add(leaf_records(blocks, leaves))
@@ -104,7 +105,7 @@ def leaf_records(
 
 
 class Root:
-    """A table's digest, computed from leaves as they arrive, by ascending block."""
+    """A table's digest, which is computed as its leaves arrive, in ascending order of blocks."""
 
     def __init__(self, identity_json: bytes, t: int) -> None:
         self._hash = hashlib.blake2b(digest_size=_HASH_BYTES)

@@ -1,4 +1,4 @@
-"""LLVM's operations for kernels: the implementations, for Numba, of the names in `jit.py`."""
+"""LLVM's operations for kernels: implementations of the names in `jit.py`, for Numba."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from embstore.arithmetic.blake2b import COUNTED, LANES, LAST, ROUNDS, START, STA
 
 
 def _intrinsic(signature: Any, generate: Callable[..., Any]) -> Any:
-    """Return a function for kernels whose code `generate(context, builder, *arguments)` builds."""
+    """Return a function for kernels. `generate(context, builder, *arguments)` builds its code."""
 
     def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         return generate(context, builder, *arguments)

@@ -1,25 +1,25 @@
 """Compiled functions: three decorators, and the names that only compiled code can use.
 
-A **kernel** is called from Python. It has one signature, read from its annotations, and is compiled
-for exactly this signature: an array of another type is a TypeError. A **building block** is called
-from kernels, and LLVM inlines it. An **operation** is the function that kernels compile in place of
-a function of plain Python.
+A **kernel** is called from Python. It has one signature, which its annotations define, and is
+compiled for exactly this signature: an array of another type raises TypeError. A **building block**
+is called from kernels, and LLVM inlines it. An **operation** is a function that kernels compile in
+place of a function of plain Python.
 
-All are compiled without fast-math and with NumPy's error model (Python's would test each divisor,
-so that no loop with a division is vectorised). LLVM does not contract multiplications and additions
-by itself. Numba promotes `float32 * int` to float64 and `uint64 + int` to float64, so constants are
-typed where it matters.
+All of these functions are compiled without fast-math and with NumPy's error model. (Python's error
+model would test each divisor, so that no loop with a division would be vectorised.) LLVM does not
+contract multiplications and additions by itself. Numba promotes `float32 * int` to float64 and
+`uint64 + int` to float64, so constants are typed where it matters.
 
     parameters   the annotations of parameters
-    jit          the names for writing kernels; loads kernels
+    jit          the names for writing kernels; loading kernels
     cached       where compiled kernels are stored
-    loading      machine code to a function of Python
-    compiling    compiles kernels that are not stored, in several processes
-    codegen      kernels to machine code, by Numba
+    loading      making a function of Python from machine code
+    compiling    compiling kernels that are not stored, in several processes
+    codegen      compiling one kernel to machine code, by Numba
     intrinsics   LLVM's operations for kernels
 
-Only the last two import Numba, and they are imported only to compile. A process whose kernels are
-all compiled loads their machine code, which takes a tenth of the processor time.
+Only the last two modules import Numba, and they are imported only for compiling. If all kernels are
+compiled, a process only loads machine code, which takes a tenth of the processor time.
 """
 
 import threading
@@ -48,15 +48,15 @@ except ImportError:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
-"""Called with the number of kernels compiled so far and the number of all kernels; called
-repeatedly while one takes long."""
+"""A function that gets the number of kernels compiled so far and the number of all kernels. It is
+also called every few seconds while one kernel is being compiled."""
 
 
 class Kernel:
     """A function compiled for the one signature that its annotations define.
 
-    Each kernel has a class of its own, whose `__call__` is replaced by the machine code when it is
-    loaded: a call of a loaded kernel runs no Python.
+    Each kernel has a class of its own. When the machine code is loaded, it replaces the `__call__`
+    of this class, so that a call of a loaded kernel runs no Python.
     """
 
     _lock = threading.RLock()  # shared by all kernels
@@ -84,7 +84,7 @@ class Kernel:
             return self._is_loaded
 
     def take(self, code: bytes) -> None:
-        """Load compiled code."""
+        """Load code that was compiled for this kernel."""
         with self._lock:
             entry = loading.load(self.function.__name__, code)
             type.__setattr__(type(self), "__call__", staticmethod(entry))
@@ -98,7 +98,8 @@ class Kernel:
 
 
 class Symbol:
-    """A name in a kernel for which Numba needs another object, which `make` returns."""
+    """A name in a kernel. When Numba compiles the kernel, the object that `make` returns stands for
+    it."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -110,7 +111,7 @@ class Symbol:
 
     @property
     def _numba_type_(self) -> Any:
-        """The attribute by which Numba asks an object of another library for its type."""
+        """The attribute in which Numba looks for the type of an object of another library."""
         return codegen().type_of(self.compiled)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -118,14 +119,14 @@ class Symbol:
         return self.compiled(*arguments)
 
 
-kernels: list[Kernel] = []  # Kernels of the modules imported so far.
+kernels: list[Kernel] = []  # The kernels of the modules imported so far.
 operations: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
-"""Functions of plain Python, and the functions that kernels compile for them, which are not yet
-registered with Numba."""
+"""Functions of plain Python, each with the function that kernels compile in its place, as far as
+they are not yet registered with Numba."""
 
 
 def kernel(function: Function) -> Function:
-    """Make `function` a kernel. Its parameters are positional, and annotated with the types of the
+    """Make `function` a kernel. Its parameters are positional; their annotations are types of the
     module `parameters`."""
     compiled = Kernel(function)
     kernels.append(compiled)
@@ -133,14 +134,14 @@ def kernel(function: Function) -> Function:
 
 
 def building_block(function: Function) -> Function:
-    """Make `function` callable from kernels, and inline it there. LLVM by itself would often call
-    it, and an array is seven arguments."""
+    """Make `function` a building block: kernels can call it, and it is inlined in them. LLVM by
+    itself would often make a call, in which an array is seven arguments."""
     block = Symbol(lambda: codegen().dispatcher(function))
     return cast(Function, update_wrapper(block, function))
 
 
 def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Have kernels compile the decorated function for `generic`, and inline it."""
+    """Make kernels compile and inline the decorated function in place of `generic`."""
 
     def register(function: Function) -> Function:
         operations.append((generic, function))
@@ -150,12 +151,12 @@ def operation(generic: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def compile_kernels(progress: Progress | None = None) -> None:
-    """Load every kernel imported so far; compile those that are not stored anywhere. Any thread.
+    """Load every kernel imported so far; compile kernels that are not stored anywhere. Any thread.
 
-    progress : a function that is called, if there are kernels to compile, after each kernel and
-        every few seconds in between; None: progress is reported in the log "embstore"
+    progress : a function that is called after each kernel that is compiled, and every few seconds
+        in between; None: progress is reported in the log "embstore"
 
-    Raises EmbstoreError: kernels cannot be compiled.
+    Raises EmbstoreError if kernels cannot be compiled.
     """
     with Kernel._lock:
         missing = [kernel for kernel in kernels if not kernel.is_loaded()]
@@ -165,7 +166,8 @@ def compile_kernels(progress: Progress | None = None) -> None:
 
 
 def address(array: NDArray[Any] | None) -> int:
-    """Return the address of a C-contiguous array, 0 for None; kernels take lists of addresses."""
+    """Return the address of a C-contiguous array, 0 for None. Kernels take arrays of such
+    addresses."""
     if array is None:
         return 0
     assert array.flags.c_contiguous, "a kernel would read another array"
@@ -178,12 +180,13 @@ def addresses(arrays: Iterable[NDArray[Any] | None]) -> NDArray[np.int64]:
 
 
 def c_function(name: str, returns: str, *arguments: str) -> Any:
-    """Return a function of the C library for kernels. Types are given by Numba's names."""
+    """Return a function of the C library for kernels. `returns` and `arguments` are Numba's names
+    of types."""
     return Symbol(lambda: codegen().external(name, returns, *arguments))
 
 
 def codegen() -> Any:
-    """Import the compiler, and register operations with Numba that it does not know yet."""
+    """Import the compiler, and register with Numba all operations that are not registered yet."""
     module = import_module("embstore.arithmetic.codegen")
     while operations:
         module.register(*operations.pop())
@@ -201,18 +204,20 @@ pointer_at: Any = _intrinsic("pointer_at")
 bits_of: Any = _intrinsic("bits_of")
 """Return the bits of a float32 as int32."""
 float_of: Any = _intrinsic("float_of")
-"""Return the float32 that has these int32 bits."""
+"""Return the float32 whose bits are the bits of an int32."""
 prefetch: Any = _intrinsic("prefetch")
 """Prefetch the cache line at an address, for reading. A wrong address does no harm."""
 prefetch_to_write: Any = _intrinsic("prefetch_to_write")
 """Prefetch the cache line at an address, for writing."""
 equal_among_8: Any = _intrinsic("equal_among_8")
-"""Return a bit for each of the 8 int64 at an address (aligned to 64) that equals the key."""
+"""Compare the 8 int64 at an address (aligned to 64 bytes) with a key; return a set bit for each
+equal one."""
 lowest_bit: Any = _intrinsic("lowest_bit")
-"""Return the number of the lowest bit set in an int64; 64 for 0."""
+"""Return the number of the lowest set bit of an int64, 64 for 0."""
 bit_count: Any = _intrinsic("bit_count")
 """Return the number of bits that are set in an int64."""
 crc32c_word: Any = _intrinsic("crc32c_word")
 """Continue a CRC-32C with the eight bytes of a uint64. Only for processors with SSE 4.2."""
 blake2b_compress: Any = _intrinsic("blake2b_compress")
-"""Compress the next 128 bytes of some messages, in a scratch array of blake2b.py at an address."""
+"""Compress the next 128 bytes of LANES messages, in the scratch array (blake2b.py) at an
+address."""

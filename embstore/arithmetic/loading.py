@@ -2,8 +2,8 @@
 
 An object file of a kernel (`codegen.py`) has one symbol, ENTRY, which is a C function with the
 calling convention of METH_FASTCALL. It becomes a built-in function of Python, like the functions of
-a C extension. LLVM relocates it, and finds functions of Python and of the C library in this
-process. Loaded code stays in memory until the process ends.
+a C extension. LLVM relocates the code, and finds the functions of Python and of the C library in
+this process. Loaded code stays in memory until the process ends.
 """
 
 import ctypes
@@ -31,11 +31,12 @@ class _MethodDef(ctypes.Structure):
 
 
 _kept: list[Any] = []
-"""Objects that built-in functions need: their definitions, and the engines that own their code."""
+"""The objects that built-in functions need: their definitions, and the engines that own their
+code."""
 
 
 def load(name: str, code: bytes) -> Callable[..., Any]:
-    """Return the kernel of an object file. One thread calls this at a time."""
+    """Return the kernel of an object file as a function. One thread at a time calls this."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -57,4 +58,4 @@ def _initialized() -> Any:
 
 
 def _target_machine() -> Any:
-    return _initialized().create_target_machine(jit=True)  # an engine takes ownership of it
+    return _initialized().create_target_machine(jit=True)  # an engine owns it afterwards

@@ -1,9 +1,9 @@
 """The one NaN of rows and pooled replies, 0x7fc00000 (contract.md, rule 1).
 
-The result of an invalid operation is a negative quiet NaN on x86, and 0x7fffffff in CUDA; both pass
-on the payload of an operand that is a NaN. With two NaN operands, even the compiler affects which
-payload is passed on. Therefore NaNs are made canonical where they are stored (in a row or a pooled
-reply), and not before.
+The result of an invalid operation is a negative quiet NaN on x86, and 0x7fffffff in CUDA. On x86
+and in CUDA, the payload of an operand that is a NaN is passed on to the result. With two NaN
+operands, even the compiler affects which payload is passed on. Therefore NaNs are made canonical
+where they are stored (in a row or a pooled reply), and not before.
 """
 
 from typing import Final

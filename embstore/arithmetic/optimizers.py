@@ -27,26 +27,28 @@ OWN_SCALARS = SCALARS - 2
 DECAY, KEPT = OWN_SCALARS, OWN_SCALARS + 1
 
 _BLOCK_ELEMENTS = 1 << 16
-"""The most weights that the formulas take at a time. Each of their operations allocates a new
-array; larger arrays would be taken from the system and returned to it, page by page, every time."""
+"""The most weights that the formulas take at a time. Each operation of a formula allocates a new
+array; the allocator would request larger arrays from the system, and return them, page by page,
+every time."""
 
 Scalars = NDArray[np.float32]
 
 
 def scalars_of(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> Scalars:
     """Return the (8,) float32 scalars of one update, computed in float64 and rounded once. The
-    thread must keep denormals; `update_scalars` makes sure of it.
+    calling thread must keep denormals, as `update_scalars` ensures.
 
     Parameters
     ----------
     t : the table's update count including this update, >= 1
-    learning_rate : learning rate of this update; the optimizer's own is only the table's first
+    learning_rate : learning rate of this update; the optimizer's own learning rate is only the
+        table's first one
     """
     values = optimizer.scalar_values(t, learning_rate, dim)
     zeros, decay = OWN_SCALARS - len(values), optimizer.decay_values(learning_rate)
-    try:  # with few keys, NumPy's overhead would be noticeable
+    try:  # NumPy's overhead would be noticeable with few keys
         packed = bytearray(pack(f"{len(values)}f{4 * zeros}x2f", *values, *decay))
-    except OverflowError:  # infinite in fp32
+    except OverflowError:  # the value is infinite in fp32
         with np.errstate(over="ignore"):
             return np.array([*values, *[0.0] * zeros, *decay], np.float32)
     return np.frombuffer(packed, np.float32)
@@ -58,7 +60,8 @@ update_scalars = kept(scalars_of)
 @kept
 @np.errstate(all="ignore")
 def scale_sums(sums: Rows, gradient_scale: float) -> Rows:
-    """Return g = scale * sums, new, with one multiplication per element even if scale is 1."""
+    """Return g = scale * sums as a new array, with one multiplication per element even if scale is
+    1."""
     return np.float32(gradient_scale) * sums
 
 
@@ -78,13 +81,14 @@ def apply_formulas(
     g : (n, dim)
     scalars : (8,) float32, `update_scalars` of this update
     sum_over_dim : function of (n, dim) that returns (n, 1), the sums by rule 3
-    numbers : function of `scalars` that returns each of them in a type that can be combined with
+    numbers : function of `scalars` that returns each scalar in a type that can be combined with
         rows
 
     Returns
     -------
     weights : (n, dim)
-    state : its parts from left to right: (n, dim) per element state, (n, 1) per row state
+    state : the parts of the state from left to right: (n, dim) per element state, (n, 1) per row
+        state
     """
     optimizer, (weights, state) = OPTIMIZERS[kind], rows
     dim = weights.shape[1]
@@ -111,13 +115,14 @@ def _sum_over_dim(values: Rows) -> Rows:
 @kept
 @np.errstate(all="ignore")
 def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars: Scalars) -> None:
-    """Apply optimizer `kind` in place to rows of distinct keys; NaNs in them become canonical.
+    """Apply optimizer `kind` in place to rows of distinct keys; NaNs in these rows become
+    canonical.
 
     Parameters
     ----------
     weights : (n, dim) float32, possibly a view into row records
-    state : (n, state_dim) float32, possibly such a view
-    gradients : (n, dim) float32, g of rule 4, that is, after the scale
+    state : (n, state_dim) float32, possibly a view into row records
+    gradients : (n, dim) float32, g of rule 4, which is the sums times the scale
     scalars : (8,) float32, `update_scalars` of this update
 
     Raises
@@ -149,8 +154,8 @@ def update_rows(
     slots : (n,) int64
     gradients : (n, dim) float32, C-contiguous
     """
-    # No slot is out of range, so nothing is clipped; but NumPy's check of the range would take
-    # longer than the copy.
+    # No slot is out of range, so nothing is clipped. But without "clip", NumPy's check of the range
+    # would take longer than the copy.
     taken, of_state = (rows.take(slots, axis=0, mode="clip") for rows in (weights, state))
     apply_update(kind, taken, of_state, gradients, scalars)
     weights[slots], state[slots] = taken, of_state

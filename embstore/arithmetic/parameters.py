@@ -1,7 +1,7 @@
 """The types of parameters of kernels, for use as annotations.
 
-Arrays are C-contiguous. A kernel only reads arrays whose type's name ends in "In", so that a caller
-can pass read-only arrays.
+Arrays are C-contiguous. If the name of an array type ends in "In", kernels only read the array, so
+a caller can pass a read-only array.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -17,7 +17,7 @@ class Parameter(NamedTuple):
 
     dtype: str
     dimensions: int = 0
-    """The number of dimensions; 0: a number."""
+    """The number of dimensions of an array; 0: the parameter is a number."""
     readonly: bool = False
 
 
@@ -61,7 +61,7 @@ Float32s = Annotated[NDArray[np.float32], _one("float32")]
 Float32sIn = Annotated[NDArray[np.float32], _read("float32")]
 Float32Rows = Annotated[NDArray[np.float32], _two("float32")]
 Float32RowsIn = Annotated[NDArray[np.float32], _read_two("float32")]
-# With the dtype in which rows are stored.
+# Arrays of the dtype in which rows are stored.
 Elements = Annotated[NDArray[Any], _one(ELEMENT.name)]
 Rows = Annotated[NDArray[Any], _two(ELEMENT.name)]
 RowsIn = Annotated[NDArray[Any], _read_two(ELEMENT.name)]

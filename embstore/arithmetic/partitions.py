@@ -1,11 +1,11 @@
-"""Which partition a row belongs to (contract.md, rule 12).
+"""The partition of a row (contract.md, rule 12).
 
-A partition is the unit that a shard has, or hands over to another shard. Each table has 1,024 of
-them, so that some hundred shards have similar amounts of data, and a map of partitions is small. A
-block of the digest (rule 11) is in one partition as a whole, so no leaf is split between shards; in
-a sparse table a block is a partition. Popular keys are close to each other in many data sets.
-Therefore neighbouring blocks are assigned to unrelated partitions: the finalizer of splitmix64
-mixes every bit of a block's number into the ten bits that are used.
+A partition is the unit of a table that one shard stores, and that moves between shards. Each table
+has 1,024 partitions, so that some hundred shards have similar amounts of data, and a map of
+partitions is small. A block of the digest (rule 11) is in one partition as a whole, so no leaf is
+split between shards; in a sparse table a block is a partition. Popular keys are close to each other
+in many data sets. Therefore neighbouring blocks are assigned to unrelated partitions: the finalizer
+of splitmix64 mixes every bit of a block's number into the ten bits that are used.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from embstore.arrays import Keys
 from embstore.sharding import PARTITIONS
 
 KEY_SHIFTS = {"dense": BLOCK_KEYS.bit_length() - 1, "sparse": 0}
-"""By key space: the number of low bits of a key that do not affect its partition."""
+"""For each key space, the number of low bits of a key that do not affect its partition."""
 _SHIFT = np.uint64(64 - (PARTITIONS.bit_length() - 1))
 _GOLDEN, _FIRST, _SECOND = map(
     np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -56,7 +56,8 @@ def _mixed(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint16]:
 def by_shard(
     seed: int, keys: Keys, owners: NDArray[np.int32], count: int, key_space: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the shard of each key, of `count` shards, and the keys' positions by shard.
+    """Return the shard of each key, and the positions of the keys by shard. There are `count`
+    shards.
 
     Parameters
     ----------
@@ -71,5 +72,5 @@ def by_shard(
     """
     shard_of = owners[partitions(seed, keys, key_space)]
     starts = np.concatenate([[0], np.cumsum(np.bincount(shard_of, minlength=count))])
-    order = np.argsort(shard_of.astype(np.uint16), kind="stable")  # 16 bits: NumPy sorts by radix
+    order = np.argsort(shard_of.astype(np.uint16), kind="stable")  # NumPy sorts 16 bits by radix
     return shard_of, starts, order.astype(np.int32)

@@ -1,17 +1,17 @@
 """Initial rows: a pure function of (initializer, seed, key, dim), contract.md rule 10.
 
-A row that was never written is not stored; it is computed whenever it is read. That needs a random
-generator without a state, indexed by seed and row key. Philox4x32-10 (Salmon et al., "Parallel
-Random Numbers: As Easy as 1, 2, 3", SC11) maps a 128-bit counter and a 64-bit key to 128 bits with
-ten rounds of two multiplications.
+A row that was never written is not stored; it is computed whenever it is read. This requires a
+random generator without a state, which is indexed by seed and row key. Philox4x32-10 (Salmon et
+al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11) maps a 128-bit counter and a 64-bit key to
+128 bits with ten rounds of two multiplications.
 
     key      = seed low, seed high
     counter  = row key low, row key high, block, stream
 
 Uniform uses stream 0 and one word per element, four elements to a block. Normal uses stream 1 and
 one block per element: the sum of eight 16-bit halves. This sum is close to normal (bounded at 4.9
-sigma) and, unlike Box-Muller, needs no libm, whose results differ between machines. Each product
-below fits in uint64, so the words are stored as uint64 with an upper half of zero.
+sigma). Unlike Box-Muller, it needs no libm, whose results differ between machines. Each product in
+the code fits in uint64, so the words are stored as uint64 with an upper half of zero.
 """
 
 from typing import assert_never
@@ -29,7 +29,7 @@ _WORD = 0xFFFFFFFF
 _UNIFORM_STREAM = 0
 _NORMAL_STREAM = 1
 _HALVES_MEAN = 262140
-"""Mean of the sum of eight halves, each uniform in 0 to 65535: 8 * 65535 / 2."""
+"""Mean of the sum of eight halves, each uniform from 0 to 65535: 8 * 65535 / 2."""
 _HALVES_TO_SIGMA = np.float32(1 / 53509.9)
 """1 / sqrt(8 * (65536**2 - 1) / 12), rounded as the contract rounds it."""
 
@@ -57,7 +57,7 @@ def philox4x32(counter: NDArray[np.uint64], key: tuple[int, int]) -> NDArray[np.
 
 
 def _row_words(seed: int, keys: Keys, block_count: int, stream: int) -> NDArray[np.uint64]:
-    """Return the (n, block_count, 4) words of each row."""
+    """Return the random words of each row, (n, block_count, 4)."""
     counter = np.empty((len(keys), block_count, 4), np.uint64)
     row_keys = keys.view(np.uint64)[:, None]
     counter[..., 0] = row_keys & _WORD
@@ -90,11 +90,12 @@ def initial_rows(initializer: Initializer, seed: int, keys: Keys, dim: int) -> R
     Parameters
     ----------
     seed : the table's seed, 0 <= seed < 2**64
-    keys : (n,) int64, the caller's keys (not row keys of the store), duplicates allowed
+    keys : (n,) int64, the caller's keys (not row keys of the store); they may repeat
 
     Notes
     -----
-    Temporary memory is about 100 bytes per element (normal: 400), so fill large arrays in portions.
+    The function takes about 100 bytes of temporary memory per element (normal: 400), so fill large
+    arrays in portions.
     """
     match initializer:
         case Uniform(low, high):

@@ -1,10 +1,11 @@
-"""Bags: rows to a pooled row per bag, a bag's gradient to its occurrences (contract.md, rule 8).
+"""Bags: pooling the rows of a bag, and gradients of occurrences from a bag's (contract.md, rule 8).
 
 A bag is a run of consecutive keys, cut by `offsets`; bag b has positions offsets[b] to offsets[b +
 1]. Mean divides by the number of rows as fp32; multiplying by the reciprocal would round twice.
-Weights multiply each row, rounded, before the sum. In the other direction, every occurrence
-receives its own rounded gradient, and then rule 2 sums over a key's occurrences as in any other
-update. Summing a key's coefficients first would save work, but give other bits.
+With weights, each row is multiplied by its weight and rounded before the sum. In the other
+direction, every occurrence receives its own rounded gradient, and rule 2 sums over a key's
+occurrences as in all updates. Summing a key's coefficients first would save work, but give other
+bits.
 """
 
 from typing import Literal
@@ -21,7 +22,8 @@ Pooling = Literal["sum", "mean"]
 
 
 def _divisors(counts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return (bags, 1) counts; 1 for an empty bag, so that its zeros stay zeros."""
+    """Return the number of rows of each bag, (bags, 1); 1 for an empty bag, so that its zeros stay
+    zeros."""
     return np.maximum(counts, 1).astype(np.float32)[:, None]
 
 
@@ -37,13 +39,13 @@ def pool_rows(
     mode: Pooling = "sum",
     weights: NDArray[np.float32] | None = None,
 ) -> Rows:
-    """Return the (bags, dim) pooled rows. An empty bag gives zeros; a NaN is the canonical NaN.
+    """Return the (bags, dim) pooled rows. An empty bag gives zeros; NaNs are canonical.
 
     Parameters
     ----------
-    rows : (n, dim) float32, one per key, bag after bag
-    offsets : (bags + 1,) int64, rising from 0 to n
-    weights : (n,) float32, finite, with mode "sum" only
+    rows : (n, dim) float32, one row per key, bag after bag
+    offsets : (bags + 1,) int64, from 0 to n, not descending
+    weights : (n,) float32, finite; only with mode "sum"
 
     Raises
     ------

@@ -8,12 +8,12 @@ occurrences of a key (and for rows of a bag) has two levels:
     sum           (chunk 0 + chunk 1) + chunk 2             the same again over the chunk sums
 
 "Starting from its first" means that the first value is copied and not added to 0.0, which would
-turn -0.0 into 0.0. Both levels are one function, `_sums_in_order`, which handles all keys at once:
-it loops over the position within a chunk, then over the chunk number, and never over keys. A batch
+turn -0.0 into 0.0. One function computes both levels, `_sums_in_order`, for all keys at once: it
+loops over the position within a chunk, then over the chunk number, and never over keys. A batch
 without a hot key takes a handful of passes; one key with a million occurrences takes 64 + 15625
 passes.
 
-`np.add.at` and `np.bincount` with weights are not used: the former guarantees no order, the latter
+`np.add.at` is not used because it guarantees no order, and `np.bincount` with weights because it
 adds in float64.
 """
 
@@ -28,14 +28,16 @@ from embstore.arrays import Keys, Rows
 CHUNK_OCCURRENCES = 64
 _PARTIALS = 32
 LARGE = 2.0**57
-"""A row whose elements are all below it is accepted for any dim: 4096 squares add up to 2**126."""
+"""A row whose elements are all below this value is accepted for every dim: 4096 squares of it add
+up to 2**126."""
 
 Counts = NDArray[np.int64]
 Positions = NDArray[np.int64]
 
 
 def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
-    """Return the distinct keys in order of first occurrence, and the index of each key in them.
+    """Return the distinct keys in order of first occurrence, and the index of each key in the
+    distinct keys.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
 
 
 def _sums_in_order(values: Rows, positions: Positions, starts: Positions, counts: Counts) -> Rows:
-    """Return, per group, the left-to-right sum of its `count` >= 1 values."""
+    """Return for each group the left-to-right sum of its values, of which there is at least one."""
     sums = values[positions[starts]]
     active = np.arange(len(starts))
     for place in range(1, int(counts.max(initial=0))):
@@ -75,9 +77,9 @@ def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
     Parameters
     ----------
     values : (m, dim) float32
-    positions : (n,) int64, indices into `values`, group after group, each in the order of
+    positions : (n,) int64, indices into `values`, group after group; within a group in the order of
         occurrence
-    counts : (groups,) int64, the number of positions per group; their sum is n
+    counts : (groups,) int64, the number of positions per group; these numbers add up to n
 
     Raises
     ------
@@ -105,7 +107,7 @@ def sum_groups(values: Rows, positions: Positions, counts: Counts) -> Rows:
 def sum_by_key(
     inverse: NDArray[np.int32], count: int, values: Rows, out: Rows | None = None
 ) -> Rows:
-    """Return the (count, dim) sums of the values of each id by rule 2, in batch order.
+    """Return the (count, dim) sums of the values of each id by rule 2, adding in batch order.
 
     Parameters
     ----------
@@ -134,7 +136,7 @@ def sum_by_key(
 def sum_over_dim(values: Rows) -> NDArray[np.float32]:
     """Return the (n,) sums of rows (n, dim) in a warp's order: 32 partial sums, then folds.
 
-    A partial sum without an element (dim < 32) is 0.0, as in a warp's idle lane.
+    A partial sum without an element (if dim < 32) is 0.0, as in an idle lane of a warp.
     """
     dim = values.shape[1]
     partials = np.zeros((len(values), _PARTIALS), np.float32)
@@ -148,7 +150,8 @@ def sum_over_dim(values: Rows) -> NDArray[np.float32]:
 
 
 def largest(values: Rows) -> float:
-    """Return the largest magnitude in (n, dim), 0 if there are no elements, NaN if one is NaN."""
+    """Return the largest magnitude in (n, dim), 0 if there are no elements, NaN if an element is
+    NaN."""
     if not values.size:
         return 0.0
     return max(float(values.max()), -float(values.min()))
@@ -165,7 +168,7 @@ def unaccepted(keys: Keys, gradients: Rows) -> list[tuple[int, NDArray[np.float3
     keys : (u,) int64
     gradients : (u, dim) float32, scaled sums
     """
-    if largest(gradients) < LARGE:  # nearly always, and much faster
+    if largest(gradients) < LARGE:  # nearly always true, and much faster
         return []
     rows = np.flatnonzero(~(np.abs(gradients) < LARGE).all(axis=1))
     squares = np.square(gradients[rows])
@@ -176,12 +179,14 @@ def unaccepted(keys: Keys, gradients: Rows) -> list[tuple[int, NDArray[np.float3
 @kept
 @np.errstate(all="ignore")
 def add_ranks(count: int, shares: Sequence[tuple[NDArray[np.integer], Rows]]) -> Rows:
-    """Return the (count, dim) sums over ranks, in rank order; a rank without an id is skipped.
+    """Return the (count, dim) sums over ranks, adding in rank order. For each id, ranks without
+    this id are skipped.
 
     Parameters
     ----------
     count : number of ids; an id that no rank has gets zeros
-    shares : for each rank, ids (k,), distinct, and their sums (k, dim) by rule 2; at least one rank
+    shares : for each rank, distinct ids (k,), and the sums (k, dim) of these ids by rule 2; at
+        least one rank
 
     Raises
     ------

@@ -1,11 +1,12 @@
-"""XXH3-64 of many short values at once (contract.md, "Hashed ids"), equal to xxHash 0.8's.
+"""XXH3-64 of many short values at once (contract.md, "Hashed ids"), with the results of xxHash 0.8.
 
-A value is a range of bytes of a buffer. Values of up to 16 bytes are hashed here: all values of one
-class of lengths together, with as many NumPy operations as XXH3 needs for one value. Longer values
-are passed to the library `xxhash` one by one, which takes no longer than NumPy would. Names are
-taken from xxHash's own description.
+A value is a range of bytes of a buffer. Values of up to 16 bytes are hashed here. All values of one
+class of lengths are hashed together, with as many NumPy operations as XXH3 needs for one value.
+Longer values are passed one by one to the library `xxhash`, which takes no longer than NumPy would.
+Names are taken from xxHash's own description.
 
-The hash of eight bytes, as an integer has, is one to one: no two integers have the same hash.
+For values of eight bytes, such as integers, the hash is one to one: no two integers have the same
+hash.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,11 @@ _SECRET = bytes.fromhex(
     "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
     "3c2852bb91c300cb"
 )
-"""The first 72 bytes of XXH3's secret; short values use no others."""
+"""The first 72 bytes of XXH3's secret; short values use no other bytes of it."""
 _LENGTH_MAX = 16
 _BLOCK = 1 << 14
-"""The number of values hashed at a time: their intermediate results fit a processor's cache."""
+"""The number of values that are hashed at a time, so that intermediate results fit into a
+processor's cache."""
 
 
 def hashes_of_words(words: NDArray[np.integer[Any]], seed: int) -> Words:
@@ -59,7 +61,7 @@ def hashes_of_bytes(
 
 
 class _Buffer:
-    """Little-endian words of a buffer, at any byte."""
+    """Little-endian words of a buffer, which may begin at any byte."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
@@ -77,7 +79,7 @@ class _Buffer:
 
 
 def _words_anywhere(data: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return a view with a word for each byte at which a word can begin."""
+    """Return a view of overlapping words: one for each byte at which a word can begin."""
     count = max(len(data) - np.dtype(dtype).itemsize + 1, 0)
     return np.ndarray((count,), dtype, data if count else b"", strides=(1,))
 
@@ -108,7 +110,8 @@ def _by_library(
     return np.array([xxh3_64_intdigest(view[low:high], seed) for low, high in bounds], np.uint64)
 
 
-# By length. 64-bit arithmetic wraps; values that do not depend on the data are computed in Python.
+# One function per class of lengths. 64-bit arithmetic wraps; values that do not depend on the data
+# are computed in Python.
 
 
 def _of_0(buffer: _Buffer, starts: NDArray[np.int64], lengths: Any, seed: int) -> Words:
@@ -131,7 +134,7 @@ def _of_4_to_8(buffer: _Buffer, starts: Any, lengths: Any, seed: int) -> Words:
 
 
 def _of_8_bytes(mixed: Words, size: Any, seed: int) -> Words:
-    """Return the hash of 4 to 8 bytes; the first four are the high half of `mixed`."""
+    """Return the hash of 4 to 8 bytes; the first four bytes are the high half of `mixed`."""
     swapped = int.from_bytes((seed & 0xFFFFFFFF).to_bytes(4, "little"), "big")
     flip = (_secret64(8) ^ _secret64(16)) - (seed ^ (swapped << 32))
     h = mixed ^ np.uint64(flip & _MASK)
@@ -156,11 +159,11 @@ _CLASSES: tuple[tuple[int, Callable[..., Words]], ...] = (
     (8, _of_4_to_8),
     (_LENGTH_MAX, _of_9_to_16),
 )
-"""The functions that hash values, each with the most bytes that it takes."""
+"""The functions that hash values, each with the length of the longest values that it takes."""
 
 
 def _folded_product(a: Words, b: Words) -> Words:
-    """Return the low half of each 128-bit product, XOR its high half."""
+    """Return, for each 128-bit product, the XOR of its low half and its high half."""
     half = np.uint64(32)
     a_low, a_high, b_low, b_high = a & _LOW, a >> half, b & _LOW, b >> half
     low, middle = a_low * b_low, a_high * b_low

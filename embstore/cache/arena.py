@@ -8,17 +8,18 @@ A pool that is created late must not starve. Each pool therefore has a **floor**
 half the budget, and one slab at least. A pool below its floor may take a slab from the largest
 pool; that pool evicts the rows of its last slab first.
 
-**Aims** are target sizes of the pools. Where they are set, they decide which pool gets memory, and
-not the order of requests. A pool that is refused a slab is noted as wanting. `move_slice` has a
-pool above its aim release slots, as long as a wanting pool is below its aim and the free memory is
-less than a slab of that pool. A wanting pool below its aim gets free memory first, then any pool
-that asks. Aims are forgotten when a pool is added or removed, or the budget changes, because they
-were computed for other pools or another budget. `era` counts these events.
+**Aims** are target sizes of the pools. If aims are set, they decide which pool gets memory, instead
+of the order of requests. A pool that is refused a slab is noted as wanting. `move_slice` makes a
+pool that is above its aim release slots, as long as a wanting pool is below its own aim and the
+free memory is too small for a slab of the wanting pool. A wanting pool below its aim gets free
+memory first, then any pool that asks. Aims are forgotten when a pool is added or removed, or the
+budget changes, because they were computed for other pools or another budget. `era` counts these
+events.
 
 The budget may change (`resize`). Every pool then takes the sizes that follow from the new budget,
-as if it had been created with it. No slot moves for that, since a slab is only the step in which
+as if it had been created with this budget. No slot moves, since a slab is only the step in which
 slots are added and released. If the pools take more than the new budget, the largest pools release
-slabs until they fit. Rejected: slabs whose size never changes. A cache could then not become
+slabs until all pools fit. Rejected: slabs whose size never changes. A cache could then not become
 smaller than the slabs of its first budget, and a cache that grew a thousandfold would do so in tiny
 steps.
 
@@ -37,11 +38,11 @@ from embstore.cache.slots import PoolSlots
 from embstore.errors import CapacityError
 
 _BUDGET_BYTES_MAX = 1 << 62
-"""Slabs stop growing far below it, so it is enough for one slab of any number of pools."""
+"""Slabs stop growing far below this budget, so it is enough for one slab of each pool."""
 
 
 class HostCache(NamedTuple):
-    """The host memory that level two of a GPU's cache may take, and why it is that much."""
+    """The host memory that level two of a GPU's cache may take, and the reason for this amount."""
 
     budget_bytes: int = 0
     reason: str = ""
@@ -53,7 +54,8 @@ class Member(Protocol):
     slots: PoolSlots
 
     def release_slabs(self, count: int) -> None:
-        """Evict the rows of the last `count` slabs and free these, except the first slab."""
+        """Evict the rows of the last `count` slabs and free these slabs, but never the first
+        slab."""
 
     def release_slice(self) -> None:
         """Evict the rows of a part of the last slab and free that part, but never the first slab.
@@ -71,16 +73,17 @@ class Arena:
         """Whether slabs must not move between pools: a command is writing, and has reserved room
         for the rows that it found."""
         self.is_short = False
-        """Whether a pool has been refused a slab since this was set to False."""
+        """Whether a pool has been refused a slab since this attribute was set to False."""
         self.may_exceed = False
         """Whether an index has become larger since `keep_to_budget`."""
         self.may_move = False
-        """Whether a pool has been refused a slab since `move_slice` found nothing to do."""
+        """Whether a pool has been refused a slab since `move_slice` last found nothing to do."""
         self.era = 0
         """Grows when a pool is added or removed, or the budget changes."""
         self.aims: dict[Member, int] = {}
-        """Bytes that each pool should have; empty: slabs are given in the order of requests."""
-        self._wanting: set[Member] = set()  # refused a slab, and not granted one since
+        """Bytes that each pool should have. If the dict is empty, slabs are granted in the order of
+        requests."""
+        self._wanting: set[Member] = set()  # pools without a grant since a refusal
 
     @property
     def memory_bytes(self) -> int:
@@ -128,7 +131,8 @@ class Arena:
         self.pools.remove(pool)
 
     def grant(self, pool: Member) -> bool:
-        """Return whether the pool may add a slab. A pool below its floor takes slabs of others."""
+        """Return whether the pool may add a slab. For a pool below its floor, another pool may
+        release one."""
         if self._is_granted(pool):
             self._wanting.discard(pool)
             return True
@@ -174,13 +178,13 @@ class Arena:
     # Aims
 
     def aim(self, aims: dict[Member, int]) -> None:
-        """Set the bytes that each pool should have; their sum is the budget."""
+        """Set the bytes that each pool should have; the sum of these bytes is the budget."""
         self.aims, self.may_move = dict(aims), True
         for pool, memory_bytes in aims.items():
             pool.slots.expect(memory_bytes)
 
     def _begin_era(self) -> None:
-        """Drop the aims: slabs are given in the order of requests again."""
+        """Drop the aims, so that slabs are granted in the order of requests again."""
         for pool in self.aims:
             pool.slots.expect(None)
         self.aims = {}
@@ -188,9 +192,11 @@ class Arena:
         self.era += 1
 
     def move_slice(self) -> int:
-        """Have the pool farthest above its aim release a slice, if a pool below its aim waits.
+        """Make the pool farthest above its aim release a slice, if a pool below its aim waits for a
+        slab.
 
-        Return the bytes that were released, 0 if there was nothing to do. Called between commands.
+        Return the bytes that were released, 0 if there was nothing to do. Call this between
+        commands.
 
         Raises
         ------
@@ -254,7 +260,7 @@ class Arena:
         self.may_exceed = True
 
     def keep_to_budget(self) -> None:
-        """Release memory that larger indexes take beyond the budget. Called between commands.
+        """Release memory that larger indexes take beyond the budget. Call this between commands.
 
         Raises
         ------
@@ -267,10 +273,10 @@ class Arena:
         self.may_exceed = False
 
     def _release_excess(self) -> None:
-        """Have pools release slabs: each time the largest pool, by an equal share of the excess.
+        """Release slabs of the largest pool, an equal share of the excess, until no excess is left.
 
-        The bytes of a slab include its share of the index. Otherwise pools of small rows, whose
-        index is large in comparison, would release too many slabs.
+        The bytes of a slab include its share of the index. Otherwise a pool of small rows, whose
+        index is large compared with its rows, would release too many slabs.
         """
         while (excess := self.memory_bytes - self.budget_bytes) > 0:
             donors = _donors(self.pools)

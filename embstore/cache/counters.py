@@ -2,8 +2,8 @@
 
 **By access**, a key that a call names five times counts five times, hit or miss; **by unique key**,
 it counts once. Hits are counted for lookups alone, in level one. Misses are counted for all
-commands, by origin, since updates bring rows in too. A miss whose origin is the host is a hit of
-level two; misses of the other origins miss in both levels.
+commands, since updates bring rows in too. They are counted by origin. A miss whose origin is the
+host is a hit of level two; misses of the other origins miss in both levels.
 """
 
 from dataclasses import dataclass
@@ -58,21 +58,21 @@ class Counters:
     parts: int = counter("Parts that those calls were processed in.")
 
     def count_lookup(self, *, keys: int, missing: int, accesses: int, hits: int) -> None:
-        """Count a lookup's unique keys, the absent ones, its accesses, and its hits."""
+        """Count a lookup's unique keys, its missing keys, its accesses, and its hits."""
         self.unique_keys += keys
         self.unique_hits += keys - missing
         self.accesses += accesses
         self.access_hits += hits
 
     def count_origins(self, found: NDArray[np.uint8]) -> None:
-        """Count where missing rows were: `found` is 0 nowhere, 1 in the log, 2 in the base."""
+        """Count where missing rows were found: 0 means nowhere, 1 in the log, 2 in the base."""
         origins = np.bincount(found, minlength=3)
         self.misses_initializer += int(origins[0])
         self.misses_log += int(origins[1])
         self.misses_base += int(origins[2])
 
     def count_evictions(self, slots: int, dirty: int) -> None:
-        """Count rows that left slots and that no level keeps, and how many of them were logged."""
+        """Count rows that left the cache. `slots` is their number; `dirty` of them were logged."""
         self.evictions_dirty += dirty
         self.evictions_clean += slots - dirty
 
@@ -83,7 +83,7 @@ class Counters:
 
     @property
     def misses_below(self) -> int:
-        """The number of rows brought in, or 0 as long as no row has gone down to level two."""
+        """The number of rows brought in, or 0 as long as no row has moved down to level two."""
         if not self.evictions_host:
             return 0
         return self.misses_host + self.misses_log + self.misses_base + self.misses_initializer

@@ -2,11 +2,11 @@
 
 A deleted row of level one stays in its slot, which gets the initial content and becomes clean.
 Pins, announced steps, and the slots that calls have found are therefore unchanged. A deleted row of
-level two leaves its slot. In the log and the base, a tombstone hides the row. Tombstones are logged
-only for keys that are stored there.
+level two leaves its slot. A row that is stored in the log or the base is hidden by a tombstone.
+Tombstones are logged only for stored keys.
 
-A deletion reads no row. It is refused before anything changes (by `Deletion`, or by the caller's
-`reserve`), as other writes are; an error of `apply` is irreversible.
+A deletion reads no row. As other writes, it can be refused only before anything changes: by
+`Deletion`, or when the caller reserves room. An error of `apply` is irreversible.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ KEYS_MAX = 1 << 20
 
 
 class Deletion:
-    """The deletion of rows of one pool. Engine thread only; no other call is made in between.
+    """The deletion of rows of one pool. Engine thread only; no other call may run before `apply`.
 
     Raises
     ------
@@ -38,7 +38,8 @@ class Deletion:
         """The number of tombstones to log. Room for them must be reserved before `apply`."""
 
     def apply(self) -> NDArray[np.bool_]:
-        """Delete the rows; return which of them had been written, (n,) bool."""
+        """Delete the rows. Return an (n,) bool array that is True for rows that had been
+        written."""
         pool, keys = self._pool, self._keys
         pool.followers.prepare(len(keys))
         was_written = self._is_stored.copy()
@@ -54,7 +55,8 @@ class Deletion:
         return was_written
 
     def _begin_anew(self, slots: NDArray[np.int64], keys: Keys) -> NDArray[np.bool_]:
-        """Make rows of level one initial and clean; return which of them were dirty."""
+        """Give rows of level one their initial content, clean. Return which of these rows were
+        dirty."""
         pool = self._pool
         if not len(slots):
             return np.zeros(0, np.bool_)

@@ -4,8 +4,8 @@ A dirty victim is logged before its slot is freed. Room for all victims of a cal
 log before the first victim is logged. An error while slots are freed is irreversible: it fails the
 store.
 
-A pool evicts rows, and does not refuse a call, if its device has no memory for a slab that the
-budget allows.
+If the device has no memory for a slab that the budget allows, the pool evicts rows and does not
+refuse the call.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,12 @@ _VACATED_SLOTS_MAX = 1 << 16
 
 
 class LevelBelow(Protocol):
-    """The level below, for rows that leave between calls; exchange.py moves rows within calls."""
+    """The level below, which takes rows that leave between calls; exchange.py moves rows within
+    calls."""
 
     def make_room(self, count: int) -> Slots:
-        """Return slots of this level for up to `count` rows, for `keep`. Raises CapacityError."""
+        """Return slots of this level for up to `count` rows, to be passed to `keep`. Raises
+        CapacityError."""
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
         """Take the rows that leave `slots` of the pool, whose contents are `here`. Return False if
@@ -45,7 +47,8 @@ class LevelBelow(Protocol):
 
 @dataclass(eq=False)
 class Evictor:
-    """Takes and frees the slots of one pool; the arena has it release slabs. Engine thread only."""
+    """Takes and frees the slots of one pool, and releases slabs for the arena. Engine thread
+    only."""
 
     device: Device
     storage: PoolStorage
@@ -57,10 +60,11 @@ class Evictor:
     scores: Scores
     counters: Counters
     dirty_max: int = 0
-    """An upper bound of the number of dirty slots: a row written twice counts twice."""
+    """An upper bound of the number of dirty slots; it counts a row that was written twice as
+    two."""
     level_two: LevelBelow | None = None
     is_clean_first: bool = False
-    """Whether dirty rows are evicted last, by a count of 1 in their scores, as in level two."""
+    """Whether dirty rows are evicted last, as in level two: the count in their scores is 1."""
 
     # Slabs
 
@@ -73,8 +77,8 @@ class Evictor:
 
         Raises
         ------
-        CapacityError : the log has no room. The slabs stay, without the rows that were already
-            logged.
+        CapacityError : the log has no room. The slabs stay, but rows that were already logged have
+            left.
         """
         low = self.slots.first_of_last_slabs(count)
         self._vacate(low)
@@ -94,11 +98,11 @@ class Evictor:
     def _vacate(self, low: int) -> None:
         """Evict the rows of all slots from `low` on.
 
-        The work is done piece by piece. The allocator would keep arrays of many megabytes after
-        their use, although memory is to be freed.
+        The work is done piece by piece. Otherwise the allocator would keep arrays of many megabytes
+        after their use, although the purpose is to free memory.
 
-        Only pins of these slots are dropped. But if pins would take more than half of the remaining
-        slots, all pins are dropped, and their owners pin again as many rows as fit.
+        Only pins of these slots are removed. But if pins would take more than half of the remaining
+        slots, all pins are removed, and the owners of pins pin again as many rows as fit.
         """
         if 2 * self.pins.count > low:
             self.finder.finish_arriving()
@@ -109,7 +113,7 @@ class Evictor:
             begin = max(low, high - step)
             here = self.device.slots.read_range(self.slots.memory, begin, high)
             self.reserve(int(np.count_nonzero(here.dirty)))
-            pinned = (here.keys != EMPTY_KEY) & (here.scores >> PIN_SHIFT != 0)  # pending ones, too
+            pinned = (here.keys != EMPTY_KEY) & (here.scores >> PIN_SHIFT != 0)  # or pending
             if pinned.any():
                 self.finder.finish_arriving()
                 self.pins.reclaim(PinnedSlots(begin, here.keys[pinned]))
@@ -120,12 +124,13 @@ class Evictor:
     # Slots
 
     def ask_victims(self, count: int) -> Answer[Victims] | None:
-        """Add slabs for `count` rows, and ask which rows must leave; None if no row must."""
+        """Add slabs for `count` rows, and ask which rows must leave. Return None if no row must
+        leave."""
         needed = self.needed(count)
         return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
-        """Return `count` free slots; where there are too few, rows are evicted.
+        """Return `count` free slots; if there are too few, rows are evicted.
 
         begun : the answer of `ask_victims` for the same count, asked after all touches of the
             running call
@@ -142,7 +147,8 @@ class Evictor:
         return self.slots.take(count)
 
     def needed(self, count: int) -> int:
-        """Return how many rows must leave so that `count` slots are free; slabs are added first."""
+        """Add slabs if possible; return how many rows must then leave so that `count` slots are
+        free."""
         while self.slots.free_count < count and self.grow():
             pass
         return max(count - self.slots.free_count, 0)
@@ -179,7 +185,7 @@ class Evictor:
 
     def _evict(self, slots: Slots, here: SlotContents) -> None:
         """Free resident slots, whose contents are `here`. Dirty rows that level two does not take
-        are logged first; room for them has been reserved."""
+        are logged before their slots are freed; room for these rows has been reserved."""
         if self.level_two is None:
             logged, kept = self.log_dirty(slots, here), 0
         else:
@@ -190,9 +196,9 @@ class Evictor:
         self.counters.evictions_host += kept
 
     def _sink(self, level_two: LevelBelow, slots: Slots, here: SlotContents) -> tuple[int, int]:
-        """Have level two take the rows that leave slots. If it has too little room, it takes only
-        the last rows, and the first rows are logged. Return how many rows were logged, and how many
-        level two has taken.
+        """Move the rows that leave slots to level two. If level two has too little room, it takes
+        only the last rows, and the first rows are logged. Return how many rows were logged, and how
+        many rows level two has taken.
 
         Rows are logged before level two takes its rows, so that a refused call has moved no row.
         """
@@ -200,7 +206,7 @@ class Evictor:
         left = len(slots) - len(places)
         above, below = here.of(np.arange(left)), here.of(np.arange(left, len(slots)))
         try:
-            self.reserve(int(np.count_nonzero(above.dirty)))  # again: level two may have used it
+            self.reserve(int(np.count_nonzero(above.dirty)))  # level two may have used the room
             logged = self.log_dirty(slots[:left], above)
         except BaseException:
             level_two.put_back(places)
@@ -226,7 +232,8 @@ class Evictor:
         return max(1, self.storage.segment_bytes // (2 * self.layout.row_bytes))
 
     def log_dirty(self, slots: Slots, here: SlotContents) -> int:
-        """Log the dirty rows of slots; return their number. Room must have been reserved."""
+        """Log the dirty rows of slots; return the number of these rows. Room must have been
+        reserved."""
         dirty = np.flatnonzero(here.dirty)
         if len(dirty) and here.rows is not None:
             self.storage.appender.append(here.keys[dirty], here.rows, dirty)

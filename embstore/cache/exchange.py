@@ -2,10 +2,10 @@
 
 A call's missing keys are looked up in level two on the GPU. Each row that is found there changes
 places with a victim of level one: one kernel copies both rows over the bus at once. Keys that are
-in neither level need slots too. The victims for these keys go down into free slots of level two,
-and rows of level two are evicted for them if need be. Where level two has no room for all victims,
-the first victims are logged instead. All room is found before a row moves, so a refused call has
-moved no row.
+in neither level need slots too. The victims for these keys move down into free slots of level two;
+if there are too few free slots, rows of level two are evicted. Where level two has no room for all
+victims, the first victims are logged instead. All room is found before a row moves, so a refused
+call has moved no row.
 
     missing keys   | absent from both    | found in level two                    |
     slots          | free ones  | victims of level one                           |
@@ -13,9 +13,10 @@ moved no row.
 
 The host waits once, to learn how many keys are absent and how many rows are dirty. If earlier calls
 missed rows and had to evict others, this question is asked (`ask`) together with the batch, before
-it is known whether rows are missing, so both need one wait. If some keys are absent from both
-levels, the host waits a second time, for these keys and for the slots of their victims. These slots
-are then free, and the rows are read as in a cache of one level.
+it is known whether rows are missing. Then one wait answers the batch and the question. If some keys
+are absent from both levels, the host waits a second time, for these keys and for the slots of their
+victims. After the moves these slots are free, and the rows of the absent keys are read as in a
+cache of one level.
 """
 
 from collections import Counter
@@ -55,29 +56,30 @@ class Absent:
 
     keys: Keys
     places: Slots
-    """Their ids, which are indices into the call's unique keys, (n,) int64."""
+    """The ids of `keys`, which are indices into the call's unique keys, (n,) int64."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a batch that was asked before the batch was synchronized."""
+    """A question about the missing keys of a batch, asked before the batch was synchronized."""
 
     batch: Batch
     moves: int
-    """The value of `Exchange._moves` at the time; if it has grown, a row may be elsewhere."""
+    """The value of `Exchange._moves` when the question was asked; if the value has grown since, a
+    row may be in another slot."""
     free: int
-    """The number of free slots of level one at the time; it may be larger now."""
+    """The number of free slots of level one when the question was asked."""
     rebuilds: int
-    """The number of rebuilds of level two's index at the time. Before a rebuild, the keys inserted
-    last may be missing in the index."""
+    """The number of rebuilds of level two's index when the question was asked. Before a rebuild,
+    the keys inserted last may be missing in the index."""
     missing: Answer[Missing]
     hits: Answer[tuple[int, int]] | None
-    """The accesses of a lookup, and how many of them hit; None for other commands."""
+    """The number of accesses of a lookup, and the number of hits; None for other commands."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The moves of a call: pairs of a slot of level one and a slot of level two."""
+    """The moves of a call: pairs, each of a slot of level one and a slot of level two."""
 
     slots: Array
     first: int
@@ -87,7 +89,7 @@ class _Plan:
     left: Slots
     """Slots of victims that leave for absent keys. They are free after the moves."""
     logged: int
-    """The number of those victims that are logged and leave the cache: the first of `left`."""
+    """The number of victims that are logged and leave the cache; they are the first of `left`."""
     dirty_down: int
 
 
@@ -107,13 +109,14 @@ class Exchange:
     counters: Counters
     parameters: TableParameters
     risen: list[Keys] | None = None
-    """Keys of dirty rows that came up since a list was assigned here."""
+    """Keys of dirty rows that came up since a list was assigned to this attribute; None: not
+    recorded."""
     _asked: Asked | None = None
     _full: tuple[int, int, int] | None = None
     """The `_arena_state` at which no slab was available for missing rows."""
 
     def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
-        """Queue the questions about a batch that is not synchronized yet, if calls of this kind
+        """Ask about the missing keys of a batch that is not synchronized yet, if calls of this kind
         usually miss rows and no slab is available for missing rows.
 
         counts : accesses that each position of a lookup stands for; None: 1 each
@@ -134,7 +137,8 @@ class Exchange:
         self._asked = Asked(batch, self._moves, free, index.rebuilds, missing, hits)
 
     def asked(self, keys: Array) -> Asked | None:
-        """Return the question about `keys`, the unique keys of a batch, if it is still valid."""
+        """Return the question about `keys`, the unique keys of a batch; None if it is not valid any
+        more."""
         asked, self._asked = self._asked, None
         if asked is None or asked.batch.unique_keys is not keys:
             return None
@@ -148,13 +152,13 @@ class Exchange:
 
     @property
     def _moves(self) -> int:
-        """Grows whenever a row enters or leaves a slot of either level. Rows of level two also
-        leave when another pool takes a slab."""
+        """A number that grows whenever a row enters or leaves a slot of either level. Rows of level
+        two also leave when another pool takes a slab."""
         return self.finder.moves + self.level_two.finder.moves
 
     @property
     def _arena_state(self) -> tuple[int, int, int]:
-        """A value that changes when a slab that was refused may be available."""
+        """A value that has changed if a slab that was refused may be available now."""
         arena = self.evictor.arena
         return arena.era, arena.memory_bytes, self.slots.count
 
@@ -177,16 +181,16 @@ class Exchange:
         asked: Asked | None = None,
         ceiling: int = PIN_ONE,
     ) -> Absent | None:
-        """Bring up those rows of a call's missing keys that are in level two. Their slots are
-        written to `slots`, which has -1 where a key is missing. Return the keys that are in neither
-        level, for which there are free slots.
+        """Bring up the rows of a call's missing keys as far as level two has them. `slots` contains
+        -1 where a key is missing; the new slots of these rows are written there. Return the keys
+        that are in neither level; level one has free slots for them.
 
         score : score of the rows that come up, which the call touches; None: they are pinned
             instead
-        missed_rows : a counter of missing keys by table, which is added to
+        missed_rows : a counter by table, to which the numbers of missing keys are added
         asked : the question about these keys
-        ceiling : rows of this score or a higher score do not leave. If such a row would have to
-            leave, no row is moved, and None is returned
+        ceiling : the score from which on rows do not leave. If such a row would have to leave, no
+            row is moved, and None is returned
 
         Raises
         ------
@@ -243,8 +247,8 @@ class Exchange:
         return _Plan(pairs, found.absent, 0, len(taken), _NO_SLOTS, 0, found.dirty_victims)
 
     def _make_places(self, found: Missing, free: int, victims: Slots, staying: int) -> int:
-        """Find slots in level two for the victims that leave for absent keys. Return how many
-        victims have none; these are the first, and they are logged."""
+        """Find slots in level two for the victims that leave for absent keys. Return the number of
+        victims that got no slot; these are the first victims, and they are logged."""
         level_two, memory = self.level_two, self.device.memory
         places = level_two.make_room(len(victims), found.below, staying)
         logged = len(victims) - len(places)
@@ -288,7 +292,7 @@ class Exchange:
         self.scores.admit(come, come_keys, touched=0 if score is None else len(come))
         level_two.scores.count_touches(len(left_keys) - sunk)
         one.free(plan.left)
-        if down:  # rows that came to free slots left slots that no victim takes
+        if down:  # rows that came up to free slots left slots that no victim takes
             two.free(self.device.memory.download(below[:down]))
         self._count(found, plan, len(come), len(left_keys) - sunk)
         if self.risen is not None and found.dirty:

@@ -1,20 +1,20 @@
-"""The rows that a call names, and their slots: found once for several questions.
+"""The rows that a call names, and their slots, which are found once for several questions.
 
-**Batches.** A trainer looks up rows, computes, and updates the same keys. To compare keys with the
-keys of the last call, each is read once; to make them unique, each is hashed and a table is
-written. On the CPU, for 53,248 keys, comparing takes 0.03 ms, and making them unique 0.43 ms.
-Therefore the last batch is kept, with a copy of its keys, in memory that only grows. Where work is
-queued, the batch stays on the device. That saves a copy and some launches, a tenth of a millisecond
-on a GPU; above COMPARED_KEYS_MAX keys the comparison on the host takes longer than that. Keys in
-the device's memory are not compared.
+**Batches.** A trainer looks up rows, computes, and updates the same keys. To compare its keys with
+the keys of the last call, each key is read once; to make keys unique, each key is hashed and a
+table is written. On the CPU, for 53,248 keys, comparing takes 0.03 ms, and making them unique 0.43
+ms. Therefore the last batch is kept, with a copy of its keys, in memory that only grows. Where work
+is queued, the batch stays on the device. That saves a copy and some launches, a tenth of a
+millisecond on a GPU. Above COMPARED_KEYS_MAX keys the comparison on the host would take longer than
+this saves. Keys in the device's memory are not compared.
 
 **Slots.** A call asks for its slots several times, and the update after a lookup asks once more.
-Therefore the last answer is kept. It is valid as long as no row has entered or left a slot
+Therefore the last answer is kept. The answer is valid as long as no row has entered or left a slot
 (`moves`).
 
 **Arrivals.** Rows of announced steps are read ahead of their use (prefetch.py). A slot may be
 *pending*: its key is in the index, but its row has not arrived. Before a pending slot is used, rows
-under way are finished, in order, until its row has arrived.
+under way are finished, in order, until the row of this slot has arrived.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from embstore.device.values import Array, Batch
 
 COMPARED_KEYS_MAX = 1 << 17
 Segment = tuple[int, int, Keys]
-"""Table id, rows and keys of one table."""
+"""The id of one table, its number of rows, and the keys that a call names."""
 
 
 class Arriving(Protocol):
@@ -44,15 +44,17 @@ class Arriving(Protocol):
 class Finder:
     """Finds the rows of calls, and remembers the rows found last. Engine thread only.
 
-    A batch of `unique` or `resolve` is valid until the next call of either with other keys.
+    A batch that `unique` or `resolve` returned is valid until either method is called with other
+    keys.
     """
 
     def __init__(self, device: Device, slots: PoolSlots) -> None:
         self.arriving: list[Arriving] = []  # the oldest first
         self.moves = 0
-        """Grows whenever a row enters or leaves a slot."""
+        """A number that grows whenever a row enters or leaves a slot."""
         self.lookups_miss = self.updates_miss = False
-        """Whether keys were missing in the last lookup or update; usually the next is the same."""
+        """Whether keys were missing in the last lookup or update; usually the next call is the
+        same."""
         self._device = device
         self._slots = slots
         self._batch: Batch | None = None  # of the last call
@@ -70,8 +72,8 @@ class Finder:
     def resolve(self, segments: Sequence[Segment], *, grouped: bool = False) -> Batch:
         """Return the batch of a call. The search for its slots is queued; see `synchronize`.
 
-        grouped : whether positions are grouped by slot, if all keys are thought to have a slot. If
-            a key turns out to be missing, the batch is void
+        grouped : whether to group positions by slot if all keys are expected to have slots. If a
+            key turns out to be missing, the batch is void
         """
         device = self._device
         if grouped and device.is_queued and not self.updates_miss:
@@ -83,7 +85,7 @@ class Finder:
         return batch
 
     def is_asked(self, batch: Batch) -> bool:
-        """Return whether the slots of a batch are being searched, and no row is under way."""
+        """Return whether the search for the slots of a batch is queued, and no row is under way."""
         return self._found_for is batch and not self.arriving
 
     @property
@@ -117,7 +119,7 @@ class Finder:
         return grouped[0]
 
     def look(self, batch: Batch, slots: Array | None = None) -> None:
-        """Queue the search for the slots of a batch, and note results that are known at once.
+        """Queue the search for the slots of a batch. Results that are known at once are noted.
 
         slots : the slots of all unique keys, which are pinned and have arrived; None: they are
             searched
@@ -140,8 +142,9 @@ class Finder:
             self._found_for, self._found = keys, slots[: len(keys)]
 
     def looked_at(self, batch: Batch) -> Array | None:
-        """Return the array with the slots of a batch, which may still be being written. Return None
-        if rows are under way or missing; the caller must synchronize the batch first."""
+        """Return the array with the slots of a batch; the device may still be writing it. Return
+        None if rows are under way or missing; in this case the caller must synchronize the batch
+        first."""
         is_known = batch.unique_keys is self._found_for and self._is_right and not self._missing
         is_asked = self._found_for is batch and not self.arriving
         return self._found if is_known or is_asked else None
@@ -161,7 +164,7 @@ class Finder:
         if batch.found.outside < 0:
             if missing and self._slots.index.rebuilds > self._probed_at:
                 self._find_again(keys)
-            # Work queued before was not done if anything was missing when the batch was probed.
+            # Queued work was not done if a key was missing when the batch was probed.
             if self.arriving:
                 self._finish_arriving_at(keys)
             batch.found.missing = max(self._missing, int(missing > 0))
@@ -184,7 +187,7 @@ class Finder:
             own[:] = named
             self._segments.append((table_id, rows, own))
             low += len(named)
-        self._batch = batch  # last: an error above must not leave this batch with other keys
+        self._batch = batch  # last: no error above may leave this batch with other keys
         return batch
 
     def _copied(self, batch: Batch) -> Batch:
@@ -214,7 +217,8 @@ class Finder:
         return self._found, self._missing
 
     def locate(self, keys: Array) -> tuple[Array, int]:
-        """Return the slots of row keys in a new array, -1 where absent, and how many are absent.
+        """Return the slots of row keys in a new array, -1 where absent, and the number of absent
+        keys.
 
         Pending slots are found too.
         """
@@ -252,8 +256,8 @@ class Finder:
     def _finish_arriving_at(self, keys: Array) -> None:
         """Finish the rows under way to the slots found.
 
-        Rows that cannot be read are missing afterwards; the call then reads them again and reports
-        the error.
+        Rows that cannot be read are missing afterwards. The call then reads these rows again and
+        reports the error.
         """
         while self.arriving and self._device.slots.count_pending(self._slots.memory, self._found):
             self.arriving[0].finish()

@@ -27,11 +27,12 @@ class Followers:
         self._count = 0
 
     def follow(self, table_id: int, note: Note) -> None:
-        """Call `note` with the row keys of a table that are written from now on.
+        """Register `note` as a callback, which gets the keys of all rows of a table that are
+        written later.
 
         Raises
         ------
-        CapacityError : the device has too little memory for the buffer.
+        CapacityError : the device has too little memory for the buffer that collects these keys.
         """
         if self._device.is_queued and self._collected is None:
             self._collected = self._device.memory.allocate(COLLECTED_KEYS, "int64")
@@ -46,7 +47,7 @@ class Followers:
 
         Raises
         ------
-        CapacityError : the device has too little memory for the keys.
+        CapacityError : the device has too little memory for the keys. No row has changed.
         """
         if self._collected is not None and self._count + count > len(self._collected):
             self.download()
@@ -54,7 +55,8 @@ class Followers:
                 self._collected = self._device.memory.allocate(count, "int64")
 
     def written(self, keys: Array) -> None:
-        """Note row keys that a command has written, (n,) int64, of any tables of the pool."""
+        """Note the row keys that a command has written, (n,) int64; they can be of several
+        tables."""
         if not self._notes:
             return
         if self._collected is None:
@@ -77,5 +79,5 @@ class Followers:
             note(keys[self._row_keys.are_of(keys, table_id)])
 
     def close(self) -> None:
-        """Drop the buffer."""
+        """Drop the buffer of collected keys."""
         self._collected, self._count = None, 0

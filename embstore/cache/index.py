@@ -3,14 +3,14 @@
 The data structure is the device's (two-choice buckets and a small stash, device/base.py). This
 module keeps it usable: the index grows with the slots, and is rebuilt, larger, in the rare case
 that its stash is full. Where the device's work is queued, the stash is checked when the index is
-next used, since by then the device has usually been waited for. The call that filled the stash can
-no longer be refused then, so an error of the rebuild is irreversible. A call that only looks up
-keys makes this check after it has waited for the slots (`Finder.synchronize`): at worst, keys for
-which the full index had no room are reported as absent.
+next used, since by then the host has usually waited for the device. At that time the call that
+filled the stash can no longer be refused, so an error of the rebuild is irreversible. A call that
+only looks up keys makes this check after it has waited for the slots (`Finder.synchronize`): if the
+index was full, keys for which it had no room are reported as absent, and the search is repeated.
 
-A full stash is found in the middle of a call, whose rows may be in their slots already. Therefore
-the budget is not checked for the larger index. The arena is notified (`grew`), and releases the
-excess before the next command (`Arena.keep_to_budget`).
+The stash is found to be full in the middle of a call, when rows of the call may already be in their
+slots. Therefore the larger index is not checked against the budget. The arena is notified (`grew`),
+and releases the excess before the next command (`Arena.keep_to_budget`).
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class SlotIndex:
     ) -> None:
         self.capacity = 0
         self.memory_bytes = device.memory.index_bytes(0)
-        """Bytes that the index takes; they count when a pool asks for a slab."""
+        """Bytes that the index takes; they are counted when the pool asks for a slab."""
         self.rebuilds = 0
         self.arrays = device.memory.allocate_index(1)
         """The index on the device; the keys inserted last may be missing in it."""
@@ -48,7 +48,8 @@ class SlotIndex:
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
     def synchronize(self) -> IndexArrays:
-        """Return the index on the device with all placed keys, rebuilt if its stash was full."""
+        """Return the index on the device, with all placed keys. It is rebuilt first if its stash
+        was full."""
         if self._inserted is not None:
             with self._irreversible:
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None
@@ -58,16 +59,17 @@ class SlotIndex:
         return self.arrays
 
     def bytes_for(self, slot_count: int) -> int:
-        """Return the bytes that the index will take for `slot_count` slots."""
+        """Return the bytes that the index will take if it must serve `slot_count` slots."""
         return self._device.memory.index_bytes(max(self.capacity, slot_count))
 
     def grow(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
-        """Enlarge the index for `capacity` slots; `slot_count` slots of `memory` have its keys."""
+        """Enlarge the index for `capacity` slots. Its keys are in the first `slot_count` slots of
+        `memory`."""
         if capacity > self.capacity:
             self._rebuild(capacity, memory, slot_count)
 
     def shrink(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
-        """Make the index smaller once there are far fewer slots."""
+        """Make the index smaller, for `capacity` slots; the arguments are as in `grow`."""
         if capacity < self.capacity:
             self._rebuild(capacity, memory, slot_count)
 
@@ -90,7 +92,8 @@ class SlotIndex:
     def exchange(
         self, erased: Array, keys: Array, slots: Array, memory: SlotMemory, slot_count: int
     ) -> None:
-        """Remove keys that are in the index, and add absent keys, whose slots already have them."""
+        """Remove keys that are in the index, and add absent keys, which are already in their
+        slots."""
         arrays = self.synchronize()
         self._device.keys.erase(arrays, erased)
         self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count

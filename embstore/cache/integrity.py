@@ -1,17 +1,17 @@
 """The invariants of a pool between commands, and their checks.
 
 - A row key has at most one slot; the index has exactly the resident keys.
-- A slot's key is EMPTY_KEY if and only if the slot is free; each free slot is once in the free
-  list.
+- A slot's key is EMPTY_KEY if and only if the slot is free; each free slot is in the free list
+  exactly once.
 - The row of a dirty slot is newer than the row in storage, in either level; a free slot is clean.
 - A row of level two is in no slot of the pool.
-- A row's newest content is in its slot, in either level, if it has a slot; else in storage; else
-  its initializer computes it.
+- A row's newest content is in its slot, in either level, if the row has a slot; else in storage. If
+  the row is not stored either, its initializer computes the content.
 
 A pool is checked one range of slots at a time, and commands may change slots between two ranges.
 The invariants concern one slot at a time, so a range is right or wrong independently of other
 ranges. If a key has two slots, the index has only one of them, so the other slot is found to be
-wrong. Only counts over all slots are checked at once.
+wrong. Only the counts over all slots are not checked by range.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from embstore.cache.pool import Pool
 
 SLICE_SLOTS = 1 << 14
-"""Slots that are checked at once."""
+"""The number of slots that are checked at once."""
 
 
 def checks(pool: "Pool") -> Iterator[str]:
-    """Check a pool; yield a description after each checked slice. Commands may run between slices.
+    """Check a pool slice by slice; yield a description after each slice. Commands may run in
+    between.
 
-    Raises AssertionError: an invariant does not hold.
+    Raises AssertionError if an invariant does not hold.
     """
     for part, where in ((pool, ""), (pool.level_two, "level two: ")):
         low = 0
@@ -75,7 +76,8 @@ def _check(pool: "Pool", where: str, faults: dict[str, bool]) -> None:
 
 
 def _faults_of_range(part: "Pool | LevelTwo", low: int) -> dict[str, bool]:
-    """Return the faults of a slice of slots from `low` on, and of the index of their keys."""
+    """Return by description whether a slice of slots from `low` on, or the index of its keys, is
+    wrong."""
     high = min(low + SLICE_SLOTS, part.slots.count)
     here = part.device.slots.read_range(part.slots.memory, low, high)
     resident = np.flatnonzero(here.keys != EMPTY_KEY)

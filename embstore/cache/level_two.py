@@ -1,28 +1,29 @@
 """Level two of the cache: rows that left a GPU's slots for want of room, in pinned host memory.
 
 It is the second level of a write-back cache. A row is in level one or in level two, never in both.
-A row goes down unchanged, also when it is dirty. A dirty row is logged when it leaves level two, or
-when a commit writes dirty rows; a call whose victims find room here logs nothing. A row that was
-dirty when it went down is dirty again when it comes back. Therefore the newest content of a row is
+A row moves down unchanged, also when it is dirty. A dirty row is logged when it leaves level two,
+or when a commit writes dirty rows; a call whose victims find room here logs nothing. A row that was
+dirty when it moved down is dirty again when it comes back. Therefore the newest content of a row is
 in its slot of level one, else in its slot of level two, else in storage.
 
-Level two has the parts of a pool: slots in slabs, under a budget of their own (`host_cache_bytes`),
-an index, and scores. By these scores clean rows leave first, and among clean rows those that left
+Level two has the parts of a pool: slots in slabs, under a separate budget (`host_cache_bytes`), an
+index, and scores. By these scores clean rows leave first, and among clean rows the rows that left
 level one longest ago. Only the row of a slot is in the host's memory. Its key, its score, its flag
 and the index are in the GPU's memory, about 40 bytes a slot, which count against the budget of
-level one (`sizes.py`). Level one counts the most that these slots can take, not their current
-memory. Therefore it does not count the growth of an index whose stash was full (`index.py`),
-although it could release slabs for that. Since keys and scores are on the GPU, it alone finds rows,
-chooses victims and moves rows between the levels (`exchange.py`), in the order of all its other
-work. So no row is torn, and the host waits only for a few numbers.
+level one (`sizes.py`). The budget of level one counts the most memory that this metadata can take,
+and not its current size. Therefore it does not count the growth of an index whose stash was full
+(`index.py`), although level one could release slabs for this growth. Since keys and scores are on
+the GPU, the GPU alone finds rows, chooses victims and moves rows between the levels
+(`exchange.py`), in the order of all its other work. So no row is torn, and the host waits only for
+a few numbers.
 
-Level two is usually far larger than the rows that one call moves. Where it is smaller, it keeps the
-last of a call's victims. Where memory is refused, rows are logged and not kept: no call fails
+Level two is usually far larger than the rows that one call moves. If it is smaller, it keeps the
+last of a call's victims. If the system refuses memory, rows are logged and not kept: no call fails
 because level two lacks memory.
 
-Rejected: a copy that stays in level two when its row goes up again. It would save writing clean
-rows over the bus a second time. But then every row that is written or logged must be looked up in
-level two, and level two keeps rows that are also in level one.
+Rejected: a copy that stays in level two when its row goes up again. The copy would save writing
+clean rows over the bus a second time. But every row that is written or logged would have to be
+looked up in level two, and level two would keep rows that are also in level one.
 """
 
 from contextlib import suppress
@@ -52,7 +53,7 @@ class LevelTwo:
 
     Raises
     ------
-    CapacityError : the arena cannot grant it one slab. The slab is added when the first rows leave.
+    CapacityError : the arena cannot grant one slab. This slab is added when the first rows leave.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class LevelTwo:
         arena.join(self.evictor)
 
     def make_room(self, count: int, staying: Array = (), stay_count: int = 0) -> Slots:
-        """Return slots for up to `count` rows, as many as possible; other rows leave for them.
+        """Return up to `count` free slots, as many as possible; other rows leave level two for
+        them.
 
         staying : slots of level two whose rows do not leave, -1 skipped; `stay_count` of them are
             not -1
@@ -107,7 +109,7 @@ class LevelTwo:
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
         """Take the rows that leave `slots` of the pool, whose contents are `here`.
 
-        Return False if the rows could not be copied; `places` are free again then.
+        Return False if the rows could not be copied; in this case `places` are free again.
         """
         count, memory = len(places), self.slots.memory
         try:
@@ -125,7 +127,7 @@ class LevelTwo:
         return True
 
     def find(self, keys: Keys) -> Slots:
-        """Return the slots of unique row keys, -1 where absent; no score changes."""
+        """Return the slots of unique row keys, -1 where a key is absent; no score changes."""
         return self.device.memory.download(self.finder.locate(self.device.memory.upload(keys))[0])
 
     def dirty_of(self, keys: Keys) -> tuple[NDArray[np.int64], Rows]:
@@ -136,7 +138,7 @@ class LevelTwo:
         return dirty, self.device.rows.read_rows(self.slots.memory.rows, slots[dirty])
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Remove the rows of unique row keys from this level; return which keys had a dirty row."""
+        """Remove the rows of unique row keys from this level. Return which keys had dirty rows."""
         slots, dirty = self.find(keys), np.zeros(len(keys), np.bool_)
         here = np.flatnonzero(slots >= 0)
         if len(here):
@@ -150,8 +152,9 @@ class LevelTwo:
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def fit(self) -> None:
-        """Take this level's part of level one's budget, which includes the metadata of its slots.
-        Excess slabs are released, unless the log has no room for their dirty rows."""
+        """Take the sizes that follow from level one's present budget, in which the metadata of this
+        level's slots counts. Excess slabs are released, unless the log has no room for their dirty
+        rows."""
         slots = self.slots
         slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)
         beyond = slots.slab_count - slots.sizes.slots_max // slots.sizes.slab_slots

@@ -1,17 +1,17 @@
-"""Levels: the value of a row's profiled count for the cache, in eleven bits.
+"""Levels: profiled counts of rows, reduced to eleven bits for the cache.
 
 The score of a slot has room for a count of 0 to `LEVEL_MAX`. Profiled counts reach billions, so
-they are made smaller without changing their order. Up to `_EXACT` they are kept exactly; above it,
-an octave has `_PER_OCTAVE` steps of 1.4 % each. For a cache, two counts of one step are as good as
-equal; among their rows the row used longest ago is evicted first. A row that no profile names is of
-level 0.
+they are made smaller without changing their order. Counts up to `_EXACT` are kept exactly; above
+`_EXACT`, an octave has `_PER_OCTAVE` steps of 1.4 % each. For a cache, two counts of one step are
+as good as equal; among rows of one step the row used longest ago is evicted first. A row that no
+profile names has level 0.
 
 Levels are on the host, and the level of a missed key is sent to the device with the key. So the
-device stores nothing whose size depends on a table's length. The levels of a table are an array by
-key, two bytes a row, if the table has at most `_DENSE_ROWS_A_KEY` rows for each profiled key. Other
-tables have a sorted array of their profiled keys, ten bytes each with the level, which is searched.
-Rejected: an array by key for all tables, of which only pages with profiled rows would take memory.
-Where the system uses huge pages, a thousand keys of a long table took 1.5 GiB.
+device stores nothing whose size depends on a table's length. If a table has at most
+`_DENSE_ROWS_A_KEY` rows for each profiled key, its levels are an array by key, two bytes per row.
+For other tables a sorted array of the profiled keys is searched, ten bytes per key and its level.
+Rejected: an array by key for all tables, in which only pages with profiled rows would take memory.
+On a system with huge pages, a thousand keys of a long table took 1.5 GiB.
 """
 
 from itertools import pairwise
@@ -29,11 +29,12 @@ _PER_OCTAVE = 50
 _DENSE_ROWS_MAX = 1 << 31
 _DENSE_ROWS_A_KEY = 64
 _SHORT_ROWS = 1 << 12
-"""Rows up to which a table always has an array by key."""
+"""The number of rows up to which a table always has an array by key."""
 
 
 def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the levels of counts >= 0, (n,): monotone, 0 for 0, at most LEVEL_MAX."""
+    """Return the levels of counts >= 0, (n,). A higher count has no lower level; the level of 0 is
+    0."""
     numbers = np.asarray(counts, np.float64)
     octaves = np.log2(np.maximum(numbers, _EXACT) / _EXACT)
     levels = np.minimum(np.ceil(numbers), _EXACT) + np.floor(_PER_OCTAVE * octaves)
@@ -56,7 +57,7 @@ class RowLevels:
         self._is_dense = self._bound <= max(dense_rows, _SHORT_ROWS)
         if self._is_dense:
             self._keys = np.empty(0, np.int64)
-            self._levels = np.zeros(self._bound + 1, np.uint16)  # the last is for keys beyond
+            self._levels = np.zeros(self._bound + 1, np.uint16)  # the last: of keys beyond
             self._levels[profile.keys] = levels
         else:
             self._keys = profile.keys
@@ -87,7 +88,8 @@ class Ranks:
         """The levels of each table that has a profile, by table id."""
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the levels of row keys, (n,), 0 without a profile; fastest if grouped by table."""
+        """Return the levels of row keys, (n,), 0 without a profile. Keys grouped by table are
+        fastest."""
         found = np.zeros(len(keys), np.int64)
         ids = self._row_keys.table_ids(keys)
         bounds = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]

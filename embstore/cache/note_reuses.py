@@ -5,13 +5,13 @@
 of the keys in the sample: the keys with `mix(row key) >> 1 <= limit`. Times begin with 1 and grow
 by one with each key that is looked up, in the sample or not.
 
-note_reuses, over keys[start:], until a key has no entry while `taken` is `entries_max`:
+note_reuses, over keys[start:], until a key has no entry and `taken` is `entries_max`:
 
     histogram[place of (now - last time), or NEVER where there is no entry] += weight
 
-The histogram's place of a time t is t itself below 16. Above 16, an octave has eight places, so the
-place gives the time to within an eighth: place = 8 s + (t >> s), where s is such that 8 <= t >> s <
-16.
+The histogram's place of a time t is t itself below 16. From 16 on, an octave has eight places, so
+the place gives the time to within an eighth: place = 8 s + (t >> s), where s is such that 8 <= t >>
+s < 16.
 
 thin: entries whose keys are no longer in the sample are removed, in place.
 
@@ -33,7 +33,7 @@ from embstore.arithmetic.jit import (
 
 PLACES = 512
 NEVER = 0
-"""The place of a key that was not looked up before; a time is never 0."""
+"""The histogram's place for keys that were not looked up before; a time is never 0."""
 _STEP_BITS = 3
 _BLOCK_KEYS = 512
 _NEXT = np.uint64(1)
@@ -56,7 +56,7 @@ def _place_of(time: int) -> int:
 
 @kernel
 def note_reuses(
-    keys: Int64sIn,  # (n,) of one table, repeats allowed
+    keys: Int64sIn,  # (n,) of one table; keys may repeat
     prefix: Int,  # of the table's row keys
     clock: Int,  # the time before the first key
     start: Int,
@@ -71,7 +71,7 @@ def note_reuses(
     mask = np.uint64(table.shape[0] - 1)
     sampled = np.empty(_BLOCK_KEYS, np.int64)
     for begin in range(start, keys.shape[0], _BLOCK_KEYS):
-        # Whether a key is sampled is as random as a hash: adding it up avoids a branch.
+        # Whether a key is sampled is random, as its hash is: adding the flag up avoids a branch.
         count = 0
         for i in range(begin, min(begin + _BLOCK_KEYS, keys.shape[0])):
             sampled[count] = i
@@ -96,7 +96,8 @@ def note_reuses(
 
 @kernel
 def thin(table: Int64Rows, limit: Int) -> int:
-    """Return how many entries stay. As in `key_table.lower`, each kept entry is inserted again."""
+    """Remove entries; return how many stay. As in `key_table.lower`, kept entries are inserted
+    again."""
     mask = np.uint64(table.shape[0] - 1)
     first, kept = np.uint64(0), 0
     while table[first, 1] != 0:

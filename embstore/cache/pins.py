@@ -1,15 +1,15 @@
-"""Pins of a pool: the number of pinned slots, its bound, and the owners that can remove their pins.
+"""Pins of a pool: the number of pinned slots, the bound of this number, and the owners of pins.
 
 A pinned slot is never a victim. The pins of a slot add up; the device counts them in the slot's
-score. This module has the number of slots with a pin. One slot in `_UNPINNED_SHARE` is never
-pinned, so that calls always have slots, if need be in parts.
+score. This module counts the slots with a pin. One slot in `_UNPINNED_SHARE` is never pinned, so
+that every call finds slots; a call that needs more slots than it finds is done in parts.
 
-An owner of lasting pins is a **reclaimer**. Before slots are dropped, it removes its pins of these
-slots. If a call has no unpinned slot left, it removes all its pins in the pool. Pins decide where
-rows are and never their content.
+An owner of lasting pins is a **reclaimer**. Before slots are dropped, the reclaimer removes its
+pins of these slots. If a call has no unpinned slot left, the reclaimer removes all its pins in the
+pool. Pins decide where rows are and never their content.
 
 Where the device's work is queued, the number of slots that lost their last pin is requested without
-a wait, so that a step that has ended does not delay its trainer. A caller that needs the number
+a wait, so that a step that has ended does not delay its trainer. A caller that needs this number
 waits (`count`).
 """
 
@@ -23,12 +23,13 @@ from embstore.device.values import Answer, Array, Slots
 
 _UNPINNED_SHARE = 16
 _ASKED_MAX = 16
-"""The most answers that are not waited for; each is in pinned memory."""
+"""The most answers that may be outstanding; each takes pinned memory."""
 
 
 @dataclass(frozen=True)
 class PinnedSlots:
-    """The last slots of a pool, which will be dropped, and the row keys of the pinned ones."""
+    """The last slots of a pool, which will be dropped, and the row keys of those that are
+    pinned."""
 
     first_slot: int
     keys: Keys
@@ -38,7 +39,8 @@ class Reclaimer(Protocol):
     """An owner of pins that can continue without its pins."""
 
     def reclaim(self, pins: "PoolPins", pinned: PinnedSlots | None) -> None:
-        """Remove its pins of a pool: at least those of `pinned`, or all if None. Engine thread."""
+        """Remove the owner's pins in a pool: at least the pins of `pinned`, all pins if None.
+        Engine thread only."""
 
 
 class PoolPins:
@@ -48,7 +50,7 @@ class PoolPins:
         self.known_count = 0
         """The number of slots with a pin; it may include slots that were unpinned recently. Any
         thread may read it."""
-        self._asked: list[Answer[int]] = []  # the numbers of slots that lost their last pin
+        self._asked: list[Answer[int]] = []  # numbers of slots without a pin left
         self._device = device
         self._slots = slots
         self._reclaimers: list[Reclaimer] = []
@@ -61,7 +63,7 @@ class PoolPins:
 
     @property
     def most(self) -> int:
-        """The number of slots that may be pinned."""
+        """The most slots that may be pinned."""
         return self._slots.count - max(1, self._slots.count // _UNPINNED_SHARE)
 
     @property
@@ -91,7 +93,7 @@ class PoolPins:
             self.known_count -= self._asked.pop()()
 
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Register an owner of pins, which is asked from now on to remove them. Idempotent."""
+        """Register an owner of pins, so that `reclaim` asks it to remove its pins. Idempotent."""
         if reclaimer not in self._reclaimers:
             self._reclaimers.append(reclaimer)
 
@@ -103,7 +105,8 @@ class PoolPins:
     def reclaim(
         self, pinned: PinnedSlots | None = None, *, but_of: Reclaimer | None = None
     ) -> None:
-        """Have owners remove the pins of `pinned`, or all pins; `but_of` keeps its pins."""
+        """Make the owners remove the pins of `pinned`, or all pins. The owner `but_of` keeps its
+        pins."""
         for reclaimer in list(self._reclaimers):
             if reclaimer is not but_of:
                 reclaimer.reclaim(self, pinned)

@@ -1,19 +1,19 @@
-"""Eviction policies, and all their differences.
+"""Eviction policies, with everything in which they differ.
 
-Every policy gives a slot a score: a count, and below it the clock of the last touch. The row with
-the lowest score leaves first (`scores.py`). A policy defines the count:
+The score of a slot is a count, and in the bits below the count the clock of the last touch. The row
+with the lowest score leaves first (`scores.py`). A policy defines the count:
 
     lru    nothing: the row used longest ago leaves first
     lfu    calls that touched the row since it came, halved from time to time
     rank   the level of the row's profiled frequency (`levels.py`), which it has from the start
 
 `POLICIES` is the only list of policies. The store, the server's settings, the command line, and the
-simulation that predicts hit rates read it. Another way to count is another class in this module.
+simulation that predicts hit rates read it. A new way to count is a new class in this module.
 
 The module imports nothing large, because the command line reads the list to show its help.
 
-LFU ages: after `ageing_touches` touches for every slot all counts are halved. So a set of rows that
-was hot leaves after a few halvings (a count of 1,000 is worth nothing after ten).
+LFU ages: after `ageing_touches` touches per slot all counts are halved. So rows that were hot leave
+after a few halvings (a count of 1,000 is 0 after ten).
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,12 +35,12 @@ class Policy:
     Attributes
     ----------
     name : the policy's name for users
-    counting : the effect of a touch on the count, and the count of a new row: COUNT_NONE with 0,
-        COUNT_UP with the count of the next victim, COUNT_KEEP with the level of its profile
-    queue_share : one in `queue_share` slots is queued as a victim at a time; at 64, selecting one
-        victim takes reading 64 scores on average
-    queued_calls : at least this many times the victims that the current call needs are queued
-    ageing_touches : touches for every slot after which counts are halved; 0: never
+    counting : the effect of a touch on the count. It also defines the count of a new row: 0 with
+        COUNT_NONE, the count of the next victim with COUNT_UP, the row's level with COUNT_KEEP
+    queue_share : one in `queue_share` slots is queued as a victim at a time. With 64, the selection
+        reads 64 scores per victim on average
+    queued_calls : the queue gets at least this many times the victims that the current call needs
+    ageing_touches : counts are halved after this many touches per slot; 0: never
     """
 
     name: ClassVar[str]
@@ -81,7 +81,7 @@ class Lru(Policy):
 
     name = "lru"
     counting = COUNT_NONE
-    queue_share = 8  # its queue is exact, however long
+    queue_share = 8  # a queue of any length is exact
     queued_calls = 4
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
@@ -98,7 +98,8 @@ class Lfu(Policy):
     ageing_touches = 10
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
-        """Return estimates of the counts that the rows would have by now.
+        """Return estimates of the counts that the rows would have if they had long been in the
+        cache.
 
         If a row gets a share s of all touches, its estimate is s times twice the touches between
         two halvings: the touches since the last halving, half of the touches before it, and so on.
@@ -114,8 +115,8 @@ class Lfu(Policy):
 class Rank(Policy):
     """The row with the lowest profiled frequency leaves first, independently of current uses.
 
-    Among rows of one level the row used longest ago leaves first; rows without a profile are of
-    level 0.
+    Among rows of one level the row used longest ago leaves first; rows without a profile have level
+    0.
     """
 
     name = "rank"

@@ -1,8 +1,8 @@
 """A pool: the resident rows of all tables of one layout and dense keys, or of one table of sparse
 keys (`embstore.row_keys`).
 
-Tables of one layout (`embstore.layout`) share slots, so a call over many tables launches each of
-probe, gather and apply once. A pool is made of
+Tables of one layout (`embstore.layout`) share slots, so a call over many tables launches probe,
+gather and apply only once each. A pool is made of
 
     slots       slabs of slots, the index, the free list          slots.py
     pins        slots that must not be evicted                    pins.py
@@ -50,7 +50,7 @@ from embstore.storage.storage import PoolStorage
 
 
 class PoolName(NamedTuple):
-    """The properties that all tables of a pool share. They differ between pools."""
+    """The properties that all tables of a pool share. No two pools have the same."""
 
     layout: Layout
     row_keys: RowKeys
@@ -61,7 +61,7 @@ class Pool:
 
     Raises
     ------
-    CapacityError : the arena cannot grant it one slab.
+    CapacityError : the arena cannot grant this pool one slab.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class Pool:
         return self.scores.policy
 
     def set_policy(self, policy: Policy) -> None:
-        """Change the eviction policy; the caller then sets all slots' counts (`rank_again`)."""
+        """Change the eviction policy. The caller must then set the counts of all slots
+        (`rank_again`)."""
         self.ranks.tables.clear()
         self.scores.set_policy(policy)
 

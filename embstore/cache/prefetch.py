@@ -1,24 +1,24 @@
 """Prefetch: the rows of coming steps are loaded into a pool and pinned there.
 
-ScratchPipe's five stages become three. Only the second takes long, and it does not run in the
-engine:
+The five stages of ScratchPipe become three. Only the second stage takes long, and it does not run
+in the engine thread:
 
     plan     engine thread   find the rows of a step, and pin the resident ones; take slots for the
                              others, whose victims leave, and insert their keys as *pending*
     collect  any thread      read the pending rows from storage
     insert   engine thread   write the rows to their slots: they have *arrived*
 
-The index has the planned state from the first stage on, so a step that is planned later finds a row
-that is under way, and no row is fetched twice. A victim is logged before any row is read, so no
-read returns content older than the victim's. Other calls that need a pending row wait for it
-(finder.py), so that the order of calls decides which content they see.
+The index has the planned state from the first stage on. So a step that is planned later finds a row
+that is under way, and no row is fetched twice. A victim is logged before any row is read, so a read
+of the victim's row returns its newest content. Other calls that need a pending row wait for this
+row (finder.py), so the order of calls decides which content they see.
 
-A step whose turn has not come gets only slots of rows whose score is below a **ceiling**. Such rows
-would also leave for the step at its turn (lookahead/foresight.py).
+A step whose turn has not come gets only slots of rows whose score is below a **ceiling**. If the
+step waited for its turn, the same rows would leave for it (lookahead/foresight.py).
 
-A row is pinned once for each step in flight that uses it (pins.py). A step that does not fit is not
-pinned: the planner tries again later, or does the step in parts. Pins decide where rows are and
-never their content, so a step whose pins were removed gives the same bits, only slower.
+A row is pinned once for each step in flight that uses the row (pins.py). A step that does not fit
+is not pinned: the planner tries again later, or does the step in parts. Pins decide where rows are
+and never their content, so a step whose pins were removed is slower, but gives the same bits.
 """
 
 import threading
@@ -39,7 +39,8 @@ from embstore.storage.stored_rows import Located
 _OTHER_PINS = 2
 """Pins that a slot may have in addition to the pins of steps: of a collection and of a hot set."""
 EVICTED_ROWS_MAX = 1024
-"""The most rows evicted at once ahead of a plan: under a millisecond of the engine thread."""
+"""The most rows that are evicted at once ahead of a plan, which takes the engine thread less than a
+millisecond."""
 _FOUND_MAX = 64
 """The most batches whose slots are remembered until the batches are planned."""
 _BUFFERS_MAX = 4
@@ -64,9 +65,9 @@ class StepPins:
 
     slots: Array  # (u,)
     collections: list["Collection"] = field(default_factory=list)
-    """The collections under way when the step was planned. Its rows are in their slots when all of
-    them have arrived."""
-    own: "Collection | None" = None  # with the rows that this step was the first to need
+    """The collections under way when the step was planned. When all these collections have arrived,
+    the rows of the step are in their slots."""
+    own: "Collection | None" = None  # of rows that no earlier step needed
 
     @property
     def are_collected(self) -> bool:
@@ -80,7 +81,7 @@ class StepPins:
 
 
 class Use(NamedTuple):
-    """A step's use of its rows, in the terms of scores."""
+    """A step's use of its rows, expressed as scores."""
 
     rank: int
     """The rank of the step's rows: the order of their next use (embstore/score.py)."""
@@ -145,7 +146,7 @@ class Collection:
         if self._error is None:
             self._place()
         inserted = perf_counter()
-        with pool.storage.irreversible:  # rows that stayed pending would be read all the same
+        with pool.storage.irreversible:  # a row that stayed pending would be used anyway
             del pool.finder.arriving[0]
             if self._error is None:
                 pool.device.slots.arrive(pool.slots.memory, self._slots)
@@ -182,14 +183,15 @@ class Prefetch:
     def __init__(self, pool: Pool, work: Work) -> None:
         self.pool = pool
         self.work = work
-        self._pins = 0  # the number of steps that have pins now
+        self._pins = 0  # steps that have pins now
         self._planned: list[tuple[Keys, Slots]] = []
         self._cleared = 0  # rows to be read for the batches cleared so far
         self._found: OrderedDict[int, Found] = OrderedDict()  # by id of the keys
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
-        """Return whether `count` rows could be pinned if no other row was; add slabs for them."""
+        """Add slabs for `count` rows; return whether these rows could be pinned if no other row
+        were."""
         while count > self.pool.pins.most and self.pool.evictor.grow():
             pass
         return count <= self.pool.pins.most
@@ -197,9 +199,9 @@ class Prefetch:
     def clear(self, batch: Batch, use: Use) -> int:
         """Return the number of rows that should leave before a batch is planned.
 
-        To log a victim costs many times as much as to plan it. Therefore victims leave before the
-        plan, a few at a time (`evict`), and calls run in between. A pool gets slabs here, and not
-        while steps are planned, because a slab may be taken from another pool, whose rows then
+        Logging a victim costs many times as much as planning a row. Therefore victims leave before
+        the plan, a few at a time (`evict`), and calls run in between. A pool gets slabs here, and
+        not while steps are planned, because a slab may be taken from another pool, whose rows then
         leave. Batches are cleared one after the other; call `forget_cleared` before the first one.
         """
         begun = perf_counter()
@@ -229,7 +231,8 @@ class Prefetch:
         return self.pool.scores.highest_of(rows) < ceiling
 
     def evict(self, rows: int) -> int:
-        """Evict some of `rows` rows; return how many remain to be evicted.
+        """Evict up to `rows` rows. Return how many remain to be evicted, 0 if no row could be
+        evicted.
 
         Raises
         ------
@@ -256,10 +259,11 @@ class Prefetch:
         self._cleared = 0
 
     def plan(self, batch: Batch, use: Use) -> StepPins | None:
-        """Pin the rows of a batch of distinct keys; return None if there is no room. Nothing waits.
+        """Pin the rows of a batch of distinct keys, without a wait. Return None if there is no
+        room.
 
-        Absent rows get slots, and `begin` must be called to collect them. Before that no slab may
-        move to another pool.
+        Absent rows get slots; the caller must call `begin` to collect these rows. Until then no
+        slab may move to another pool.
 
         Raises
         ------
@@ -310,9 +314,9 @@ class Prefetch:
         return True
 
     def _await(self, slots: Array, places: Slots, keys: Keys, taken: Slots) -> None:
-        """Insert keys as pending, and note that their rows must be collected."""
+        """Insert keys as pending, and note that the rows of these keys must be collected."""
         pool = self.pool
-        with pool.storage.irreversible:  # a slot that stayed pending would be read all the same
+        with pool.storage.irreversible:  # a slot that stayed pending would be used anyway
             pool.residency.insert_pending(keys, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)
@@ -320,7 +324,8 @@ class Prefetch:
             self._planned.append((keys, taken))
 
     def begin(self) -> Collection | None:
-        """Return a collection of all rows planned since the last call; None if there are none."""
+        """Return a collection of all rows that were planned since the last call, None if there are
+        none."""
         if not self._planned:
             return None
         begun = perf_counter()
@@ -332,7 +337,7 @@ class Prefetch:
         return collection
 
     def await_arrivals(self, pins: StepPins, own: Collection | None) -> None:
-        """Note in a step's pins the collections under way, for which the step must wait."""
+        """Note in a step's pins the collections that are under way; the step must wait for them."""
         pins.collections = [c for c in self.pool.finder.arriving if isinstance(c, Collection)]
         pins.own = own
 

@@ -1,10 +1,11 @@
 """Reads of a pool: rows gathered for a call, and copies of rows.
 
-A call whose rows fit gathers from the slots. A larger call copies whole rows, part by part, into a
-buffer of its own, and gathers from the buffer. Where the device's work is queued, a call gathers
-before it is known whether all rows are resident (`look_up`, `begin_pooled`): usually they are, and
-the host waits only once. A **peek** leaves the cache as it is: it reads resident rows from their
-slots and the other rows from storage. No row is admitted or evicted, and no score changes.
+If the rows of a call fit into the cache, they are gathered from the slots. A larger call copies
+whole rows, part by part, into a buffer of its own, and gathers from this buffer. Where the device's
+work is queued, a call gathers before it is known whether all rows are resident (`look_up`,
+`begin_pooled`). Usually all rows are resident, and the host waits only once. A **peek** leaves the
+cache as it is: it reads resident rows from their slots and the other rows from storage. No row is
+admitted or evicted, and no score changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from embstore.storage.storage import PoolStorage
 from embstore.storage.stored_rows import Located, StoredRows
 
 Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
-"""Offsets; whether bags are averaged; weights. See `DeviceRows.gather_pooled`."""
+"""The offsets of bags, whether bags are averaged, and weights. See `DeviceRows.gather_pooled`."""
 
 
 @dataclass(eq=False)
@@ -51,17 +52,17 @@ class PoolReader:
         admit: bool,
     ) -> bool:
         """Execute a lookup without a batch if all rows are resident, and return True; else do
-        nothing and return False. The keys stand for `accesses` accesses. Segments are as in
-        `DeviceRows.look_up`.
+        nothing and return False. `accesses` is the number of accesses that the keys stand for.
+        Segments are as in `DeviceRows.look_up`.
 
-        Where the host must wait to learn whether rows are missing, this is not tried as long as
-        lookups find rows missing.
+        Where the host must wait to learn whether rows are missing, the method returns False at once
+        as long as lookups find rows missing.
         """
         scores, slots = self.residency.scores, self.slots
         if self.finder.lookups_miss and self.device.is_queued:
             return False
         before = scores.clock
-        # If this raises, rows may have the new clock, and can be evicted in the next call.
+        # If the lookup raises, rows may have the new clock; the next call can evict them.
         scores.clock += admit
         touched = self.device.rows.look_up(
             slots.memory,
@@ -85,7 +86,7 @@ class PoolReader:
     def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:
         """Write the weights of every position of `batch` to its segment's array in `outs`.
 
-        counts : (n,), accesses that each position stands for; only the counters use them
+        counts : (n,), the accesses that each position stands for, which only the counters use
         """
         rows, slots = self.resident_rows(batch, counts)
         self.device.rows.gather(rows, slots, batch, self.layout.dim, outs)
@@ -93,10 +94,10 @@ class PoolReader:
     def begin_pooled(
         self, batch: Batch, pooling: Pooling, out: Rows, *, admit: bool
     ) -> Callable[[], None] | None:
-        """Queue the pooled gather of a batch of one segment that is not synchronized yet. Return
-        None where that gains nothing.
+        """Queue the pooled gather of a batch of one segment that is not synchronized yet. Return a
+        function for `end`, or None if queueing gains nothing.
 
-        If no row turns out to be missing, the caller passes the result to `end`; else nothing was
+        If no row turns out to be missing, the caller passes the function to `end`; else nothing was
         done.
         """
         slots = self.finder.looked_at(batch) if self.device.is_queued else None
@@ -111,7 +112,8 @@ class PoolReader:
         return end
 
     def end(self, end: Callable[[], None], batch: Batch, *, admit: bool) -> None:
-        """Fill the output of a gather that `begin_pooled` queued; count it if it admits rows."""
+        """Fill the output of a gather that `begin_pooled` queued, and count the gather if it admits
+        rows."""
         end()
         if admit:
             self.residency.count_all_hit(batch, None)
@@ -125,9 +127,9 @@ class PoolReader:
     def resident_rows(
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True
     ) -> tuple[Array, Array]:
-        """Return rows and slots for a batch: the pool's own rows, or copies of parts that were made
-        resident one after the other. If no row can leave, for example on a full disk, the rows are
-        read without changing the cache (`peek_rows`).
+        """Return rows and slots for a batch. The rows are those of the pool, or copies of parts
+        that were made resident one after the other. If no row can leave, for example on a full
+        disk, the rows are read without changing the cache (`peek_rows`).
 
         count : whether hits and misses are counted; `peek_rows` counts none
         """
@@ -150,7 +152,7 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def peek_rows(self, batch: Batch) -> tuple[Array, Array]:
-        """Return rows and slots for a batch; the cache does not change."""
+        """Return rows and slots for a batch, as `resident_rows` does; the cache does not change."""
         keys = batch.unique_keys
         slots, missing = self.finder.find(keys)
         if not missing:
@@ -175,7 +177,7 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def look(self, keys: Keys) -> "Looked":
-        """Find those of the unique row keys that were ever written. Rows outside the cache are read
+        """Find the rows of unique row keys that were ever written. Rows outside the cache are read
         later, by `Looked.read`."""
         self.finder.finish_arriving()
         memory = self.device.memory
@@ -209,9 +211,9 @@ class Looked:
 
     stored: StoredRows | SparseRows
     count: int
-    in_cache: Slots  # (m,) which of the keys, ascending
+    in_cache: Slots  # (m,) positions in the keys, ascending
     copies: Rows  # (m, stride)
-    absent: Slots  # (k,) which of the keys are not in the cache
+    absent: Slots  # (k,) positions of the keys that are not in the cache
     located: Located  # where the absent rows are stored
 
     def ask(self) -> None:
@@ -219,7 +221,8 @@ class Looked:
         self.stored.ask(self.located, self.copies)
 
     def read(self) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows of those keys that were written, and which keys these are, (count,) bool.
+        """Return the written rows, and a (count,) bool array that is True for keys with a written
+        row.
 
         Raises CorruptTableError if a record is damaged.
         """

@@ -1,9 +1,10 @@
 """Residency: rows are read into slots, and keys entered in the index, so that a call finds them.
 
-`make_resident` changes where rows are and never their content, so it may be refused (a full disk, a
-corrupt record, no memory on the device) without a loss. Victims leave first (eviction.py). Then
-missing rows are read, one staging buffer after the other, into slots that are not in the index yet.
-Then all keys are inserted at once. From there an error is irreversible: it fails the store.
+`make_resident` changes where rows are and never their content, so it can be refused (because of a
+full disk, a corrupt record, no memory on the device) without a loss. Victims leave first
+(eviction.py). Then missing rows are read, one staging buffer after the other, into slots that are
+not in the index yet. Then all keys are inserted at once. From this insertion on an error is
+irreversible: it fails the store.
 
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
 """
@@ -59,7 +60,8 @@ class Residency:
     # Parts of a call
 
     def part_keys(self, count: int) -> int:
-        """Return how many of `count` unique keys can be resident at once; add slabs for them."""
+        """Add slabs for `count` unique keys; return how many of these keys can be resident at
+        once."""
         while self.pins.unpinned_count < count and self.evictor.grow():
             pass
         if count and not self.pins.unpinned_count:
@@ -67,7 +69,7 @@ class Residency:
         return min(count, self.pins.unpinned_count)
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield bounds of the parts of `count` unique keys that can each be resident at once."""
+        """Yield the bounds of parts of `count` unique keys; each part can be resident at once."""
         size = self.part_keys(count)
         if count > size:
             self.counters.count_parts(-(-count // size))
@@ -79,7 +81,8 @@ class Residency:
     def make_resident(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array:
-        """Do as `at_once` for keys that fit: of a batch, its unique keys from id `first` on."""
+        """Do as `at_once` for keys that are known to fit. With a batch, the keys are the batch's
+        unique keys from id `first` on."""
         slots = self.at_once(keys, batch, counts, first)
         assert slots is not None, "a call was given more rows than there are slots"
         return slots
@@ -88,11 +91,11 @@ class Residency:
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array | None:
         """Make unique row keys resident and touch them; return their slots, valid until the next
-        call. Return None if the keys do not fit at once (see `parts`); nothing was done then.
+        call. If the keys do not fit at once (see `parts`), return None and do nothing.
 
         A lookup passes its `batch`, whose positions are counted as hits or misses, each once or as
-        often as `counts` states. A write passes none: its rows were usually just looked up, and
-        would distort the counters.
+        often as `counts` states. A write passes no batch: its rows were usually just looked up, so
+        to count them would distort the counters.
 
         Raises
         ------
@@ -134,7 +137,7 @@ class Residency:
                 self._count_missed(absent_keys)
             fetched = self._fetch(absent_keys, victims, score)
             self.device.keys.set_slots(slots, places, fetched)
-        if hits is not None:  # requested before, and known since that answer
+        if hits is not None:  # requested above, and known since the answer above
             accesses, of_them_hits = hits()
             self.counters.count_lookup(
                 keys=count, missing=missing, accesses=accesses, hits=of_them_hits
@@ -144,14 +147,15 @@ class Residency:
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
-        """Count, by table, the row keys that a lookup brings in; a table's keys are consecutive."""
+        """Count by table the row keys that a lookup brings in. The keys of a table are
+        consecutive."""
         numbers = (keys & ~self.parameters.key_mask) >> KEY_BITS
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
             self.missed_rows[int(numbers[low])] += high - low
 
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None, score: int) -> Slots:
-        """Bring absent rows in with this score, and return their slots.
+        """Bring the rows of absent keys into the cache with this score, and return their slots.
 
         Victims leave first. Then the rows are read, one staging buffer after the other: while the
         device copies one buffer, the next is read.
@@ -175,7 +179,7 @@ class Residency:
         return slots
 
     def take(self, count: int, victims: Answer[Victims] | None) -> Slots:
-        """Return slots for `count` absent keys; victims are evicted for them.
+        """Return slots for `count` absent keys, for which victims are evicted.
 
         victims : the answer of `ask_victims` for the same count
 
@@ -188,7 +192,7 @@ class Residency:
         return self.slots.take(count) if victims is None else self.evictor.take(count, victims)
 
     def _fill(self, keys: Keys, slots: Slots) -> None:
-        """Write the stored rows of keys to free slots, or their initial rows."""
+        """Write the rows of keys to free slots: the stored rows, or else the initial rows."""
         rows = self.device.memory.staging(len(keys), self.layout)
         found = np.empty(len(keys), np.uint8)
         self.storage.rows.read(keys, rows, found)
@@ -202,20 +206,22 @@ class Residency:
         self.count_hits(len(batch.unique_keys), count)
 
     def count_hits(self, keys: int, accesses: int) -> None:
-        """Count a lookup of `keys` unique keys whose rows were all resident, and its accesses."""
+        """Count a lookup whose rows were all resident. `keys` is the number of its unique keys."""
         self.counters.count_lookup(keys=keys, missing=0, accesses=accesses, hits=accesses)
 
     # Rows that come later
 
     def insert_pending(self, keys: Keys, slots: Slots) -> None:
-        """Insert keys as pending into the index: their slots are taken, their rows arrive later."""
+        """Insert keys into the index as pending: their slots are taken, and their rows arrive
+        later."""
         with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, PENDING)
             self.scores.admit(slots, keys)
 
     def place_rows(self, keys: Keys, slots: Slots, rows: Rows, found: NDArray[np.uint8]) -> None:
-        """Write rows that were read to slots; where `found` is 0, write the initial row."""
+        """Write rows that were read from storage to slots. Where `found` is 0, write the initial
+        row."""
         new = np.flatnonzero(found == 0)
         if len(new) < len(keys):
             stored = np.where(found, slots, -1) if len(new) else slots
@@ -225,13 +231,14 @@ class Residency:
         self.counters.count_origins(found)
 
     def initialize(self, rows: Array, slots: Slots, keys: Keys) -> None:
-        """Write the initial rows of keys."""
+        """Write the initial rows of keys to slots of `rows`."""
         self.device.rows.initialize(rows, slots, keys, self.parameters, self.layout)
 
     # Rows of tables
 
     def rank_again(self, low: int = 0, high: int | None = None) -> None:
-        """Set the counts of the rows in slots [low, high), by default in all, to their levels.
+        """Set the counts of the rows in slots [low, high), by default all slots, to the rows'
+        levels.
 
         The work is done piece by piece, so that the keys of a piece stay in the processor's cache
         while they are sorted.
@@ -246,7 +253,8 @@ class Residency:
         self.scores.forget()
 
     def purge(self, table_id: int) -> None:
-        """Remove the rows of a table, dirty or not. The caller makes sure that no row is pinned."""
+        """Remove the rows of a table, whether dirty or not. The caller ensures that no row is
+        pinned."""
         self.missed_rows.pop(self.slots.row_keys.number(table_id), None)
         self.finder.finish_arriving()
         self.evictor.free_table(table_id)

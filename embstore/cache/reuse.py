@@ -1,27 +1,28 @@
-"""Reuse: how many of a pool's lookups would miss with each number of slots, as measured.
+"""Reuse: a measurement of how many lookups of a pool would miss with each number of slots.
 
 The **reuse time** of a lookup is the number of keys looked up in the pool since the last lookup of
 the same key. The curve of misses by size follows from the distribution of reuse times (Hu et al.,
 "Kinetic modeling of data eviction in cache", ATC 2016). A row that is not used stays in an LRU
-cache of c slots for a time T, which is the same for all rows on average. While the row moves from
-the newest position to the oldest, each position that it has left is taken by a row that is reused
-later than that. If P(t) is the share of lookups whose reuse time is above t,
+cache of c slots for a time T, which is the same for all rows on average. The row moves from the
+newest position to the oldest, by one position at each lookup whose reuse time is above the time t
+since the row was used. If P(t) is the share of lookups whose reuse time is above t,
 
     c = sum of P(t) over t in [0, T)        misses = P(T)
 
 The formula holds for skewed traffic, and for scans and loops. Times are kept for a **spatial
 sample** of the keys, chosen by a hash, so that all lookups of a sampled key are measured (SHARDS:
 Waldspurger et al., FAST 2015). When the sample has too many keys, it drops the keys that were not
-used for longer than a row stays in the largest possible cache: their next use is a miss at any
-size. If that is not enough, the sample is halved. The number of lookups is counted exactly. Where
-the sample's estimate differs from this number, a few hot keys are usually the reason, and hot keys
-hit in any cache (SHARDS_adj).
+used for longer than a row stays in the largest possible cache: the next use of such a key is a miss
+in a cache of every size. If too many keys remain, the sample is halved. The number of lookups is
+counted exactly. If the sample's estimate differs from this number, a few hot keys are usually the
+reason, and hot keys hit in every cache (SHARDS_adj).
 
-Other policies miss other rows than LRU, and look-ahead misses fewer rows. With these, the curve
-shows which pool needs slots more, but not the number of misses.
+Other policies miss other rows than LRU does, and look-ahead misses fewer rows. With other policies
+or look-ahead, the curve shows which pool needs slots more, but not the number of misses.
 
-Rejected: reuse distances (the number of distinct keys in between), which give the curve of LRU
-exactly. They need a tree of all times of the sample, and time that grows with its logarithm.
+Rejected: reuse distances (the number of distinct keys between two lookups of a key), which give the
+curve of LRU exactly. They need a tree of all times of the sample, and time per key that grows with
+the logarithm of the sample's size.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ _FADING_SHIFT = 2
 
 
 def _first_times() -> Floats:
-    """Return the first time of each place except NEVER, and the last place's end."""
+    """Return the first time of each place of the histogram except NEVER, and the end of the last
+    place."""
     places = np.arange(1, PLACES + 1)
     shifts = np.maximum(places // 8 - 1, 0)
     times: Floats = np.ldexp(np.where(places < 16, places, 8 + places % 8), shifts)
@@ -57,14 +59,15 @@ class MissCurve:
     """The number of misses of a pool as a function of its number of slots."""
 
     lookups: float
-    """The number of keys looked up, in which older lookups have less weight."""
+    """The number of keys looked up; older lookups have less weight in this number."""
     slots: Floats
     """Numbers of slots, (p,), ascending."""
     misses: Floats
-    """The number of lookups that miss with each number of `slots`, (p,), never rising."""
+    """The number of lookups that miss with each number of slots in `slots`, (p,), descending or
+    equal."""
 
     def at(self, slots: float | Floats) -> Floats:
-        """Return the misses at some numbers of slots, by interpolation."""
+        """Return the numbers of misses with given numbers of slots, by interpolation."""
         return np.asarray(np.interp(slots, self.slots, self.misses))
 
 
@@ -73,7 +76,7 @@ class Reuse:
 
     Parameters
     ----------
-    slots_max : slots of the largest cache of the curve
+    slots_max : the number of slots of the largest cache that the curve must cover
     """
 
     def __init__(self, slots_max: int, *, keys_max: int = _KEYS_MAX) -> None:
@@ -88,12 +91,12 @@ class Reuse:
         self._table = new_table(2 * keys_max)
         self._taken = 0
         self._histogram = np.zeros(PLACES, np.int64)
-        self._lookups = 0  # in `_histogram`
+        self._lookups = 0  # that `_histogram` counts
         self._call_began = 0
 
     def note(self, number: int, keys: Keys) -> None:
-        """Note the keys of a lookup in the table with this number (`RowKeys`), (n,) in any order,
-        with or without repeats."""
+        """Note the keys of a lookup, (n,) in any order, with or without repeats. `number` is the
+        table's number (`RowKeys`)."""
         start, prefix = 0, number << KEY_BITS
         while True:
             start, self._taken = note_reuses(
@@ -112,7 +115,8 @@ class Reuse:
         self._call_began = self.clock
 
     def _make_room(self, now: int) -> None:
-        """Drop keys whose next use is a miss in any cache; if that is too few, halve the sample."""
+        """Drop keys whose next use will be a miss in a cache of every size. If too many keys
+        remain, halve the sample."""
         oldest = now - 2 * self._longest_stay()
         if oldest > 0:
             self._taken = lower(self._table, oldest, 0)
@@ -121,8 +125,8 @@ class Reuse:
             self._taken = thin(self._table, _ALL // self.weight)
 
     def _longest_stay(self) -> int:
-        """Return how long a row stays in the largest cache. If that cache is not full yet, return
-        more than all times."""
+        """Return the time for which a row stays in the largest cache. If the measurements do not
+        fill this cache yet, return more than all times."""
         slots = self._curve()[0]
         if slots[-1] < self._slots_max:
             return int(_TIMES[-1])
@@ -131,7 +135,7 @@ class Reuse:
     def _curve(self) -> tuple[Floats, Floats]:
         """Return the slots and the misses at each of `_TIMES`."""
         uses, never = self._histogram[NEVER + 1 :], self._histogram[NEVER]
-        later = np.append(uses[::-1].cumsum()[::-1], 0) + never  # lookups of at least that time
+        later = np.append(uses[::-1].cumsum()[::-1], 0) + never  # by least reuse time
         later[0] = self._lookups
         misses = np.minimum(later, self._lookups).astype(np.float64)
         stays = (misses[1:] + misses[:-1]) / 2 * np.diff(_TIMES) / max(misses[0], 1.0)

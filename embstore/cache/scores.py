@@ -2,24 +2,25 @@
 
 The **clock** counts calls (and parts of calls). Every row that a call touches gets the call's
 clock, once, however often its key is repeated. A row of the running call therefore has the current
-clock, and is no victim while the call runs; a call needs no other pins. Above the clock a score has
-a **count**, which decides first; the policy defines it (`policies.py`).
+clock, and is no victim while the call runs; a call needs no other pins. In the bits above the clock
+a score has a **count**, which decides first; the policy defines the count (`policies.py`).
 
 Under LFU a new row starts with the count of the row that would be evicted next, and the newest
-clock. So the new row is not evicted next, however often the rows around it have been used. If its
-count started at 1, it would be, and two new rows in turn would evict each other from a cache full
-of rows used twice.
+clock. So the new row is not evicted next, however often other rows have been used. If its count
+started at 1, the new row would be evicted next, and in a cache full of rows that were used twice,
+two new rows would evict each other in turn.
 
 A row that an announced step will use is *foreseen*. Its score is above the scores of all rows that
 are not foreseen. Among foreseen rows the row whose next use is farthest leaves first (Belady's
-order, as far as it is known). The count is kept below these bits.
+order, as far as uses are known). A foreseen row keeps its count in lower bits of the score.
 
 Victims are selected for many evictions at once, because selection reads every score. The slots of
 lowest score are queued in ascending order with their scores. A queued slot whose score has changed
-was touched, or has another row by now, and is skipped. Under LRU the queue is exact: a slot that is
-touched later has a higher score than all queued slots. Under other policies new rows may have lower
-scores than the end of the queue, so the queue is kept short. Foreseen rows stay queued until ranks
-change, or until many other rows were touched, whose scores are below all foreseen rows.
+was touched, or contains another row by now, and is skipped. Under LRU the queue is exact: a slot
+that is touched later has a higher score than all queued slots. Under other policies new rows may
+have lower scores than the end of the queue, so the queue is kept short. Foreseen rows stay queued
+until ranks change, or until many other rows were touched; the scores of touched rows are below the
+scores of all foreseen rows.
 """
 
 from collections.abc import Callable
@@ -37,15 +38,15 @@ from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEE
 
 _LOOKED_AT = 64
 _LOWERED_SHARE = 64
-"""Foreseen rows stay queued until 1/n of the slots have been touched."""
+"""Foreseen rows stay queued until one in this many slots has been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
-"""For n needed slots, n + n / 8 + 8 queued slots are read, since some have changed."""
+"""To get n victims, n + n / 8 + 8 queued slots are read, since some of them have changed."""
 
 Victims = tuple[Slots, SlotContents]
 """The slots of victims, and their contents."""
 Levels = Callable[[Keys], NDArray[np.int64]]
-"""A function that returns the levels of row keys; levels fit the count of a score."""
+"""A function that returns the levels of row keys; a level fits into the count of a score."""
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Scores:
     _queued_scores: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _next: int = 0
     _touches: int = 0
-    _lowered: int = 0  # rows that may score lower than queued foreseen rows
+    _lowered: int = 0  # rows that may have lower scores than queued foreseen rows
 
     def set_policy(self, policy: Policy) -> None:
         """Change the eviction policy; earlier touches no longer count."""
@@ -74,15 +75,15 @@ class Scores:
         return self.clock | (self.policy.counting == COUNT_UP) << CLOCK_BITS
 
     def begin_call(self, slots: Array | Slots, touched: int) -> int:
-        """Begin a call, or a part of one, that uses `slots`, of which `touched` are not -1. Return
-        the score of a new row that the call touches."""
+        """Begin a call, or a part of a call, that uses `slots`, of which `touched` are not -1.
+        Return the score of a new row that the call touches."""
         self.clock += 1
         score = self.first_score
         self.touch(slots, touched)
         return score
 
     def tick(self) -> None:
-        """Begin a call, or a part of one: slots touched before can be evicted again."""
+        """Begin a call, or a part of a call: slots touched before can be evicted again."""
         self.clock += 1
 
     def touch(self, slots: Array | Slots, touched: int) -> None:
@@ -91,20 +92,22 @@ class Scores:
         self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
 
     def begin_touch(self, slots: Array, batch: Batch) -> None:
-        """Score slots that were probed for a batch, if none of its keys turns out to be missing.
-        The caller calls `count_touches` in that case."""
+        """Score slots that were probed for a batch, if no key of the batch turns out to be missing.
+        In this case the caller calls `count_touches`."""
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, self.policy.counting, batch)
 
     def protect(self, slots: Array, batch: Batch) -> None:
         """Begin a call as `tick` does, and protect the slots found for a batch that is not
-        synchronized yet: they are no victims of the call. Their counts do not change."""
+        synchronized yet, so that they are no victims of the call. The counts of the slots do not
+        change."""
         self.clock += 1
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, COUNT_KEEP, batch, always=True)
 
     def count_touches(self, touched: int) -> None:
-        """Count slots that were touched, and halve all counts when their policy requires it."""
+        """Note how many slots were touched; halve the counts of all slots if the policy requires
+        it."""
         self._lowered += touched
         self._touches += touched
         ageing = self.policy.ageing_touches
@@ -114,11 +117,11 @@ class Scores:
             self.forget()
 
     def admit(self, slots: Array | Slots, keys: Array | Keys, *, touched: int = 0) -> None:
-        """Score slots that were just given to rows. The running call touches `touched` of them,
-        which have `first_score`; the others are pending.
+        """Set the counts of slots that were just given to rows. The running call touches `touched`
+        of the slots, which have `first_score`; the other slots are pending.
 
-        The count of the next victim is given to new rows only if no slot is free; else no row is
-        about to leave.
+        New rows get the count of the next victim only if no slot is free; otherwise no row is about
+        to leave.
         """
         if touched:
             self.count_touches(touched)
@@ -142,7 +145,8 @@ class Scores:
         self.device.slots.set_counts(self.slots.memory, slots, levels)
 
     def foresee(self, slots: Array | Slots, ranks: NDArray[np.int64]) -> None:
-        """Score slots by their next use, or as if touched now; see `DeviceSlots.foresee`."""
+        """Score slots by the next use of their rows, or as if touched now; see
+        `DeviceSlots.foresee`."""
         self._lowered = self.slots.count
         self.device.slots.foresee(self.slots.memory, slots, ranks, self.clock)
 
@@ -155,8 +159,8 @@ class Scores:
         """Return the `count` resident slots of lowest score that the running call has not touched,
         with their contents.
 
-        begun : the answer of `ask_victims` for the same count in this call, asked after all its
-            touches
+        begun : the answer of `ask_victims` for the same count in this call, asked after all touches
+            of the call
         """
         found: list[Victims] = []
         while count > 0:
@@ -164,7 +168,7 @@ class Scores:
             begun = None
             slots, here = answer()
             assert len(self._queue), "a call was given more rows than there are slots"
-            # They stay resident for now: the next search must not find them again.
+            # The slots stay resident for now: the next search must not find them again.
             self.device.slots.touch(self.slots.memory, slots, self.clock, COUNT_NONE)
             found.append((slots, here))
             count -= len(slots)
@@ -173,7 +177,8 @@ class Scores:
         return np.concatenate([s for s, _ in found]), SlotContents.joined([h for _, h in found])
 
     def _least_count(self) -> int:
-        """Return the count of the next victim; 0 if there is no victim, or if it is foreseen."""
+        """Return the count of the next victim, or 0 if there is no victim or the victim is
+        foreseen."""
         while True:
             if self._next == len(self._queue):
                 self._search(0)()
@@ -190,7 +195,7 @@ class Scores:
     def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         """Ask for up to `count` slots of the queue that are unchanged since they were queued.
 
-        The answer, when called, removes these slots and the slots before them from the queue.
+        When the answer is called, these slots and the slots before them are removed from the queue.
 
         with_rows : as in `DeviceSlots.read_slots`
         """
@@ -203,7 +208,8 @@ class Scores:
         return self._ask(count, with_rows=with_rows)
 
     def highest_of(self, count: int) -> int:
-        """Return the score of the last of the next `count` victims; PIN_ONE if there are fewer."""
+        """Return the score of the last of the next `count` victims, PIN_ONE if there are fewer
+        victims."""
         queue, begin = self._queue, self._next
         slots, here = self.ask_victims(count)()
         if len(slots) < count and self._queue is queue:  # many queued slots had changed
@@ -212,7 +218,8 @@ class Scores:
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the contents of the next slots of the queue, and some more: some have changed."""
+        """Ask for the contents of the next slots of the queue; more slots are read, as some have
+        changed."""
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + _seen(count))
         slots, scores = queue[seen], self._queued_scores[seen]
@@ -228,7 +235,8 @@ class Scores:
         return answer
 
     def _search(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the slots of lowest score. The answer takes `count` of them, and queues more."""
+        """Ask for the slots of lowest score. The answer takes `count` of these slots, and queues
+        more."""
         forgotten, slot_count = self._queue, self.slots.count
         policy = self.policy
         longest = max(policy.queued_calls * count, slot_count // policy.queue_share, 1)
@@ -252,15 +260,15 @@ class Scores:
 
 
 def _seen(count: int) -> int:
-    """Return how many queued slots are read to get `count` victims."""
+    """Return how many queued slots are read in order to get `count` victims."""
     return count + count // _SPARE_SHARE + _SPARE_LEAST
 
 
 def ascending(scores: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the positions of scores >= 0 in ascending order of score; the sort is stable.
 
-    Scores are sorted by digits of 16 bits, the lowest first, for which NumPy uses a radix sort.
-    Digits that are equal in all scores are skipped, as most digits of a clock are.
+    Scores are sorted by digits of 16 bits, the lowest digit first; NumPy sorts such digits with a
+    radix sort. A digit that is equal in all scores is skipped, as most digits of a clock are.
     """
     order = np.arange(len(scores))
     differing = int(np.bitwise_or.reduce(scores ^ scores[:1]))

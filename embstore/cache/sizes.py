@@ -1,19 +1,19 @@
-"""Sizes: a pool's part of a budget, a function of layout and budget alone and not of past events.
+"""Sizes: a pool's part of a budget. It depends on layout and budget alone, and not on past events.
 
-A slab is a sixty-fourth of the budget, within bounds: small enough to share memory fairly, and
-large enough for slabs to be few. Each table of sparse keys has a pool of its own, and a store may
-have hundreds of them. Their slabs are a sixteenth of that size, so that every pool gets one. All
-memory of a slot counts: its row, its metadata and its share of the index. Missing rows are read
-through a staging buffer. Only one call at a time uses the buffer, so all pools of a cache share
-one, which is as large as the largest pool's.
+A slab is a sixty-fourth of the budget, within bounds. This is small enough to share memory fairly,
+and large enough that there are few slabs. Each table of sparse keys has a pool of its own, and a
+store may have hundreds of such tables. The slabs of these pools are a sixteenth of that size, so
+that every pool gets one. All memory of a slot counts: its row, its metadata and its share of the
+index. Missing rows are read through a staging buffer. Only one call at a time uses the buffer, so
+all pools of a cache share one buffer, whose size is the largest that a pool needs.
 
-Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all others,
-and on a GPU that copies all rows.
+Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all other
+pools; on a GPU, splitting slabs copies all rows.
 
-If the cache has a level two, the rows of level two are in the host's memory. The rest of its slots,
-some 40 bytes each, is in the device's memory, and counts here as well: each slot of level one
-includes a share of it. All of it is at most half of the budget beyond one slab, which limits level
-two where rows are short.
+If the cache has a level two, the rows of level two are in the host's memory. The metadata of its
+slots, some 40 bytes each, is in the device's memory, and counts here as well: the size of each slot
+of level one includes a share of this metadata. The metadata takes at most half of the budget beyond
+one slab, which limits level two if rows are short.
 """
 
 from collections.abc import Collection
@@ -29,12 +29,12 @@ _SLABS, _SLABS_SPARSE = 64, 1024
 _SLAB_BYTES_MIN, _SLAB_BYTES_MIN_SPARSE = 8 << 10, 1 << 10
 _SLAB_SLOTS_MIN = 4
 _STAGING_SHARE = 32
-"""The staging buffer is at most 1/n of the budget."""
+"""The budget is at least this many times as large as the staging buffer."""
 _FREE_BYTES = 4
 """Bytes of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
 _BELOW_SHARE = 2
-"""The metadata of level two is at most 1/n of the budget."""
+"""The budget is at least this many times as large as the metadata of level two."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Sizes:
         return self.slab_slots * self.slot_bytes
 
     def with_slabs(self, slab_slots: int, budget_bytes: int) -> "Sizes":
-        """Return the sizes of a level without index and staging, with other slabs."""
+        """Return the sizes with slabs of `slab_slots` slots, for a level whose index and staging do
+        not count."""
         slab_bytes = slab_slots * self.slot_bytes
         slots_max = max(budget_bytes // slab_bytes, 1) * slab_slots
         return replace(self, slab_slots=slab_slots, slots_max=slots_max, least_bytes=slab_bytes)
@@ -69,8 +70,8 @@ class Sizes:
         below_bytes: int = 0,
         row_keys: RowKeys = DENSE,
     ) -> "Sizes":
-        """Return the sizes of a pool, which need not exist yet. A larger budget never makes a count
-        of slots or rows smaller.
+        """Return the sizes of a pool; the pool need not exist yet. A larger budget never makes a
+        number of slots or rows smaller.
 
         below_bytes : budget of level two, in the host's memory
         """
@@ -115,8 +116,8 @@ def _slab_bytes(budget_bytes: int, row_keys: RowKeys) -> int:
 
 
 def _slab_slots(memory: DeviceMemory, wanted: int, row_bytes: int) -> int:
-    """Return the slots of a slab, at most `wanted`. It has fewer if the device would allocate a
-    quarter more memory for it than it takes."""
+    """Return the number of slots of a slab, at most `wanted`. It is less if the device would
+    allocate a quarter more memory for the slab than the slots take."""
     slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
     slot_bytes = memory.slot_bytes(1, row_bytes)
     while slots >= 2 * _SLAB_SLOTS_MIN and 4 * memory.slot_bytes(slots, row_bytes) > 5 * slot_bytes:
@@ -125,6 +126,6 @@ def _slab_slots(memory: DeviceMemory, wanted: int, row_bytes: int) -> int:
 
 
 def least_bytes(pools: Collection[Sizes]) -> int:
-    """Return the bytes of pools that have one slab each, and of the staging that they share."""
+    """Return the bytes of pools that have one slab each, including the staging that they share."""
     staging_bytes = max((sizes.staging_bytes for sizes in pools), default=0)
     return sum(sizes.least_bytes for sizes in pools) + staging_bytes

@@ -1,13 +1,14 @@
-"""The slots of a pool: they are added and removed in slabs, and are free or have a row.
+"""The slots of a pool. They are added and removed in slabs; each slot is free or contains a row.
 
-Their number is bounded by the arena's budget (`Sizes`). The arena decides when a slab is added, and
+The arena's budget bounds the number of slots (`Sizes`). The arena decides when a slab is added, and
 when slabs must be dropped (arena.py). Slots keep their numbers when the budget changes: slabs are
-added and removed at the end. The index is as large as the slots need; if its size is wrong, it is
+added and removed at the end. The index is as large as the slots need; an index of the wrong size is
 rebuilt.
 
 The list of free slots is on the host, because only the host takes and frees slots. Slots that were
-taken stay in the list, beyond its end, until others are freed, so that the slots taken last can be
-put back. `eviction.py` handles the contents of slots, and the rows that leave them.
+taken stay in the list's array, after the end of the list, until other slots are freed. So the slots
+taken last can be put back. `eviction.py` handles the contents of slots, and the rows that leave
+them.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from embstore.layout import Layout
 from embstore.row_keys import DENSE, RowKeys
 
 _SLICE_SLOTS, _SLICE_BYTES = 1 << 14, 2 << 20
-"""A part of a slab that can be vacated in a few milliseconds, whether its rows are dirty or not."""
+"""The size of a slice, a part of a slab. Its rows, dirty or not, leave within a few
+milliseconds."""
 
 
 class PoolSlots:
@@ -57,8 +59,8 @@ class PoolSlots:
     def fit_budget(self, budget_bytes: int, slab_slots: int = 0) -> None:
         """Take the sizes that follow from a budget. Rows stay, even if they exceed the budget.
 
-        slab_slots : slots of a slab of level two, whose slabs keep their first size; 0: as the
-            budget defines
+        slab_slots : slots per slab, for level two, whose slabs keep their first size; 0: the number
+            that follows from the budget
 
         Raises
         ------
@@ -76,12 +78,12 @@ class PoolSlots:
         self.trim_index()
 
     def sizes_of(self, budget_bytes: int) -> Sizes:
-        """Return the sizes that would follow from a budget."""
+        """Return the sizes that follow from a budget."""
         return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes, self.row_keys)
 
     def expect(self, memory_bytes: int | None) -> None:
-        """Limit the index to the size for `memory_bytes` of slots, unless the pool has more slots.
-        If None, the limit is the size for the whole budget."""
+        """Limit the index to the size that `memory_bytes` of slots need, unless the pool has more
+        slots. If `memory_bytes` is None, the limit is the size for the whole budget."""
         most = self.sizes.slots_max
         if memory_bytes is not None:
             most = min(most, int(memory_bytes / self.slot_bytes))
@@ -91,7 +93,7 @@ class PoolSlots:
 
     @property
     def slab_count(self) -> int:
-        """The number of slabs. After a change of the budget the last one may be incomplete."""
+        """The number of slabs. After a change of the budget the last slab may be incomplete."""
         return -(-self.count // self.sizes.slab_slots)
 
     @property
@@ -101,27 +103,27 @@ class PoolSlots:
 
     @property
     def slot_bytes(self) -> float:
-        """Bytes of a slot, and of its share of the index of a full pool."""
+        """Bytes of a slot, including its share of the index of a full pool."""
         most = self.sizes.slots_max
         return self.sizes.slot_bytes + self._device.memory.index_bytes(most) / most
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes of slots and index after one slab more."""
+        """Bytes of slots and index if one slab were added."""
         count = self._grown_count
         index_bytes = self.index.bytes_for(self._index_slots(count))
         return count * self.sizes.slot_bytes + index_bytes
 
     @property
     def _grown_count(self) -> int:
-        """The number of slots after one slab more, or after the last slab is made complete."""
+        """The number of slots if one slab were added, or the incomplete last slab made complete."""
         return (self.count // self.sizes.slab_slots + 1) * self.sizes.slab_slots
 
     def _index_slots(self, slots: int) -> int:
         """Return the capacity of an index that must serve `slots` slots.
 
-        It is twice `slots`, so that the index is rebuilt only a few times, but never more than the
-        number of slots that is expected.
+        The capacity is twice `slots`, so that the index is rebuilt only a few times. But it is at
+        most the expected number of slots (`expect`).
         """
         if slots <= self.index.capacity:
             return self.index.capacity
@@ -151,7 +153,8 @@ class PoolSlots:
         return self._may_grow and self._grown_count <= self.sizes.slots_max
 
     def add_slab(self) -> bool:
-        """Add a slab. Return False if the device is out of memory, until the budget changes.
+        """Add a slab. Return False if the device is out of memory; `may_grow` is then False until
+        the budget changes.
 
         Raises
         ------
@@ -171,14 +174,14 @@ class PoolSlots:
         return True
 
     def first_of_last_slabs(self, count: int) -> int:
-        """Return the first slot of the last `count` slabs; the first slab is never among them."""
+        """Return the first slot of the last `count` slabs, from which the pool's first slab is
+        excluded."""
         assert self.slab_count > 1, "a pool keeps its first slab"
         return max(self.slab_count - count, 1) * self.sizes.slab_slots
 
     def first_of_slice(self) -> int:
-        """Return the first slot of a part of the last slab that is small enough to be vacated
-        between calls. If the device cannot free parts of slabs, it is the first slot of the whole
-        slab."""
+        """Return the first slot of the last slice, which is small enough to be vacated between
+        calls. If the device cannot free parts of slabs, the slice is the whole last slab."""
         slab = self.first_of_last_slabs(1)
         if not self._device.memory.frees_parts:
             return slab
@@ -197,7 +200,7 @@ class PoolSlots:
         self.trim_index()  # now, because memory for another index is free
 
     def trim_index(self) -> None:
-        """Make the index smaller where it is far too large, or where the pool has only one slab."""
+        """Make the index smaller if it is far too large, or if the pool has only one slab."""
         if self.slab_count == 1 or 2 * self.count < self.index.capacity:
             self.index.shrink(self.count, self.memory, self.count)
 
@@ -215,11 +218,11 @@ class PoolSlots:
 
     @property
     def free_slots(self) -> Slots:
-        """The free slots; those that are taken next are at the end."""
+        """The free slots; the slots that are taken next are at the end."""
         return self._free[: self._free_count].astype(np.int64)
 
     def free_between(self, low: int, high: int) -> Slots:
-        """Return the free slots in [low, high), ascending, each as often as it is in the list."""
+        """Return the free slots in [low, high), ascending; each occurs as often as in the list."""
         free = self._free[: self._free_count]
         return np.sort(free[(free >= low) & (free < high)]).astype(np.int64)
 
@@ -231,7 +234,7 @@ class PoolSlots:
         return taken
 
     def put_back(self, count: int) -> None:
-        """Put back the `count` slots that were taken last, without a row."""
+        """Put back the `count` slots that were taken last, to which no row was written."""
         self._free_count += count
 
     def free(self, slots: Slots) -> None:

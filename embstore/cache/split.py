@@ -1,4 +1,4 @@
-"""Splitting a budget between pools so that as few lookups as possible miss, given their curves.
+"""Splitting a budget between pools so that, by the pools' miss curves, the fewest lookups miss.
 
 The budget is cut into `UNITS` equal parts. Pool after pool is added, and for every number of units
 the fewest misses of the pools so far are computed:
@@ -6,7 +6,7 @@ the fewest misses of the pools so far are computed:
     fewest[p][u] = min over v of fewest[p - 1][u - v] + misses of pool p with v units
 
 This is also right for curves with steps, which loops have. A greedy search, which gives the next
-unit to the pool that gains most by it, would never get past a step.
+unit to the pool that gains most by one unit, would never get past a step.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def best_split(misses: Sequence[Floats], least: Sequence[int]) -> list[int]:
     fewest, choices = np.full(UNITS + 1, np.inf), []
     fewest[0] = 0
     for of_pool, low in zip(misses, least, strict=True):
-        totals = np.full((UNITS + 1, UNITS + 1), np.inf)  # by units of all so far, and its own
+        totals = np.full((UNITS + 1, UNITS + 1), np.inf)  # by units: all pools so far, this pool
         for own in range(low, UNITS + 1):
             totals[own:, own] = fewest[: UNITS + 1 - own] + of_pool[own]
         choices.append(np.argmin(totals, axis=1))

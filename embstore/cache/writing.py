@@ -1,7 +1,8 @@
-"""Writes of a pool: gradients summed, rows made ready, changed, and logged.
+"""Writes of a pool: gradients are summed, and rows are made ready, changed and logged.
 
-A write is prepared before the first row changes, and can be refused only then. Rows that fit are
-made resident. A larger write only reserves room in the log, and is done in parts.
+A write is prepared before the first row changes, and can be refused only then. If the rows of a
+write fit into the cache, they are made resident. A larger write only reserves room in the log, and
+is done in parts.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from embstore.layout import VALUE, Layout
 from embstore.storage.storage import PoolStorage
 
 _LOOKED_AT = 1 << 16
-"""The number of slots that are read at once to find the dirty ones."""
+"""The number of slots that are read at once to find dirty slots."""
 PIECE_BYTES = 2 << 20
 """Bytes of rows that are logged at once, while calls wait."""
 
@@ -34,7 +35,7 @@ class Place(NamedTuple):
     """0 for level one, 1 for level two."""
     slot: int
     dirtied: int = 0
-    """The value of `_dirtied` for this level when the pass reached its first slot."""
+    """The value of `_dirtied` for this level when the pass reached the first slot of the level."""
 
 
 FIRST = Place(0, 0)
@@ -67,14 +68,14 @@ class PoolWriter:
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
     def add_level(self, evictor: Evictor) -> None:
-        """Register level two, whose dirty rows are then logged too."""
+        """Register level two, so that its dirty rows are logged too."""
         self._levels.append(evictor)
 
     def begin(
         self, batch: Batch, gradients: list[Gradients], scale: np.float32, slots: Array
     ) -> PoolUpdate:
-        """Return this pool's part of `DeviceRows.begin_update`; `slots` is the result of
-        `Finder.looked_at`. The caller then calls `end` or `take_back`."""
+        """Return this pool's part of an update, for `DeviceRows.begin_update`. `slots` is the
+        result of `Finder.looked_at`. After the update the caller calls `end` or `take_back`."""
         scores = self.residency.scores
         scores.tick()
         return PoolUpdate(
@@ -103,7 +104,7 @@ class PoolWriter:
     def _room_for(self, count: int) -> Array:
         """Return an array (count or more, dim) of any content."""
         if len(self._sums) < count:
-            self._sums = self._sums[:0]  # freed first
+            self._sums = self._sums[:0]  # free the old array first
             self._sums = self.device.memory.allocate(
                 count + count // 4, VALUE, width=self.layout.dim
             )
@@ -112,12 +113,12 @@ class PoolWriter:
     def prepare(self, keys: Array) -> Prepared | None:
         """Do all steps of a write that can be refused, before the first row changes.
 
-        Rows that fit are made resident. If they do not fit, they are written in parts: None is
-        returned, and room in the log is reserved for all victims.
+        If the rows fit into the cache, they are made resident. Otherwise they are to be written in
+        parts: None is returned, and room in the log is reserved for all victims.
 
         Raises
         ------
-        CapacityError, CorruptTableError : nothing has changed.
+        CapacityError, CorruptTableError : the write is refused. Nothing has changed.
         """
         if self.device.is_queued:
             self.device.memory.secure(len(keys))
@@ -128,7 +129,8 @@ class PoolWriter:
         return None
 
     def apply(self, keys: Array, sums: Array, slots: Array, low: int, high: int) -> None:
-        """Apply the optimizer to rows with the scaled sums of their keys: a `change` of `write`."""
+        """Apply the optimizer to rows with the scaled sums of their keys. It is a `change` for
+        `write`."""
         self.device.rows.apply(
             self.layout.optimizer,
             self.slots.memory,
@@ -141,13 +143,13 @@ class PoolWriter:
     def write(
         self, keys: Array, prepared: Prepared | None, change: Callable[[Array, int, int], None]
     ) -> None:
-        """Have `change(slots, low, high)` change the rows of keys[low:high], part by part.
+        """Call `change(slots, low, high)`, which changes the rows of keys[low:high], part by part.
 
         `prepared` is the result of `prepare`. A failure from here on leaves the store half written,
         so the caller must treat it as irreversible.
         """
         self._count_dirty(len(keys))
-        self._fix_arenas(True)  # room was reserved for the rows in their current places
+        self._fix_arenas(True)  # room was reserved for the rows in their current slots
         try:
             if prepared is not None and prepared.moves == self.finder.moves:
                 change(prepared.slots, 0, len(keys))
@@ -166,10 +168,10 @@ class PoolWriter:
             level.arena.is_fixed = is_fixed
 
     def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
-        """Return the row keys in dirty slots from a position on, and the next position, None at the
-        end. A call reads slots for well under a millisecond.
+        """Return the next position, None at the end, and the row keys in dirty slots from a
+        position on. A call takes well under a millisecond.
 
-        at : FIRST, or the position returned before; there may be fewer slots since
+        at : FIRST, or the position that the last call returned; there may be fewer slots by now
         """
         level, low = self._levels[at.level], at.slot
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
@@ -187,13 +189,14 @@ class PoolWriter:
         return min(here.dirty_max, here.slots.resident_count)
 
     def _dirtied(self, level: int) -> int:
-        """Return an upper bound of the rows that ever became dirty in a level, or entered it
-        dirty."""
+        """Return an upper bound of the number of rows that ever became dirty in a level, or were
+        dirty when they entered it."""
         counters = self.evictor.counters
         return counters.evictions_host if level else self._changed + counters.misses_host
 
     def flush(self) -> int:
-        """Log all dirty rows; return their number. They stay in their slots, and become clean.
+        """Log all dirty rows, which stay in their slots and become clean. Return the number of
+        these rows.
 
         Raises
         ------
@@ -213,11 +216,11 @@ class PoolWriter:
         return count
 
     def flush_range(self, at: Place, table_id: int | None = None) -> tuple[Place | None, int]:
-        """Log dirty rows in slots from a position on, of one table or of all, for a few
+        """Log dirty rows of one table, or of all tables, in slots from a position on, for a few
         milliseconds. Return the next position, None at the end, and the number of rows logged.
 
-        After a pass over all slots of a level, only rows that became dirty since its beginning can
-        be dirty. That bounds the number of dirty rows.
+        After a pass over all slots of a level, only rows that became dirty since the beginning of
+        the pass can be dirty. This bounds the number of dirty rows.
 
         Raises
         ------

@@ -1,1 +1,1 @@
-"""Devices: memory and batched kernels behind one protocol (`base.py`); `cpu.py` is Numba."""
+"""Devices: memory and batched kernels behind one protocol (`base.py`). `cpu.py` uses Numba."""

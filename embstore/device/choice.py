@@ -1,7 +1,7 @@
-"""The device with a name, "cpu", "cuda:0" or "auto"; and shares of its memory, such as "80%".
+"""The choice of a device by its name ("cpu", "cuda:0", "auto"), and memory shares such as "80%".
 
-The module of a device is imported only when the device is chosen: the CPU's imports LLVM's loader,
-a GPU's imports CuPy.
+The module of a device is imported only when the device is chosen: the module of the CPU imports
+LLVM's loader, the module of a GPU imports CuPy.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The CPU: Numba kernels over NumPy arrays, shared among a few threads.
 
-    cpu_work     threads, how a call is cut into ranges, scratch memory
+    cpu_work     threads, cutting a call into ranges, scratch memory
     cpu_memory   arrays, slots in reserved address space
     cpu_keys     unique keys, the index
     cpu_rows     rows of a call, of the cache
@@ -32,8 +32,8 @@ class CpuDevice:
 
     Parameters
     ----------
-    threads : number of threads that share a call, the caller's included; None: one per core, at
-        most 4
+    threads : number of threads that share the work of a call, including the calling thread; None:
+        one per core, at most 4
     """
 
     name = "cpu"
@@ -60,5 +60,5 @@ class CpuDevice:
         """Return at once: every call has waited for its threads."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the processor's model, the host's memory, and the threads of a call."""
+        """Return the processor's model, the host's memory, and the number of threads of a call."""
         return host_facts() | {"threads": self.work.threads}

@@ -1,7 +1,7 @@
-"""Keys on the CPU: a call's keys are made unique in one pass; and the index.
+"""Keys on the CPU: making a call's keys unique, in one pass, and the index.
 
-Every answer is known at once. It is `repeat(it).__next__`, which returns `it` without running a
-Python function.
+Every answer is known at once. An answer is `repeat(it).__next__`, which returns `it` without
+running a Python function.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from embstore.kernels.unique import unique
 
 _NO_COUNTS = np.empty(0, np.int64)
 _KEY_MOVED_BYTES = 64
-"""Bytes of memory that the probe of a key reads: a bucket."""
+"""Bytes of memory that probing a key reads: one bucket."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class CpuKeys:
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work
-        # Above all entries in the table of `unique`; see embstore.arithmetic.compiled.
+        # More than all entries in the table of `unique`; see embstore.arithmetic.compiled.
         self._unique_base = 1
         # 0, 1, 2, ...: batches of `distinct` refer to parts of it. It is replaced, never written.
         self._ids = np.empty(0, np.int32)
@@ -84,7 +84,7 @@ class CpuKeys:
         return CpuBatch(unique_keys=row_keys, inverse=inverse, bounds=bounds, id_bounds=bounds)
 
     def again(self, batch: Batch) -> Batch:
-        return batch  # every call overwrites the results in it
+        return batch  # every call overwrites its results
 
     def _first_ids(self, count: int) -> NDArray[np.int32]:
         if count > len(self._ids):

@@ -25,13 +25,13 @@ from embstore.layout import Layout
 METADATA_BYTES = 8 + 8 + 1
 """Bytes of a slot without its row: key, score and flag."""
 _SHARED = mmap.PAGESIZE
-"""The number of slots after the dropped ones that are released with them. The last page of the
-dropped slots may also have slots that were dropped earlier, at most one per byte of the page."""
+"""The number of slots after the dropped slots that are released with them. The last page of the
+dropped slots may also contain slots that were dropped earlier, at most one per byte of the page."""
 
 
 @dataclass
 class CpuSlotMemory:
-    """`SlotMemory` as arrays by slot, with address space reserved for the most slots."""
+    """`SlotMemory` as arrays by slot, whose address space is reserved for `slots_max` slots."""
 
     rows: Rows  # (slots_max, stride)
     keys: Keys  # (slots_max,)
@@ -54,8 +54,9 @@ class CpuMemory:
         return int(host_facts()["memory_bytes"])
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
-        """Refuse a cache larger than memory and swap. Memory is taken page by page and may be
-        swapped, but the system would at some time end a process that needs more."""
+        """Refuse a cache larger than memory and swap together. Memory is allocated page by page and
+        may be swapped, but the system would at some time end a process that needs more than memory
+        and swap."""
         most = self.cache_bytes_max() + swap_bytes()
         if cache_bytes > most:
             raise CapacityError(
@@ -63,7 +64,7 @@ class CpuMemory:
             )
 
     def secure(self, count: int) -> None:
-        """Reserve nothing: allocating host memory does not fail in the middle of a call."""
+        """Reserve nothing, because allocating host memory does not fail in the middle of a call."""
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
         return row_bytes + METADATA_BYTES
@@ -94,7 +95,7 @@ class CpuMemory:
         if slots_max > len(memory.keys):
             memory.dirty = lengthened(memory.dirty, slot_count, slots_max)
             memory.scores = lengthened(memory.scores, slot_count, slots_max)
-            memory.keys = lengthened(memory.keys, slot_count, slots_max)  # last: its length is read
+            memory.keys = lengthened(memory.keys, slot_count, slots_max)  # last: its length is used
 
     def add_slots(self, memory: CpuSlotMemory, low: int, high: int) -> None:
         memory.keys[low:high] = EMPTY_KEY

@@ -1,7 +1,7 @@
-"""Rows on the CPU: gathered, summed and updated for a call; written and copied for the cache.
+"""Rows on the CPU: they are gathered, summed and updated for a call, and copied for the cache.
 
-Every method that computes runs its kernel over ranges (`cpu_work.py`). Where the kernel does
-arithmetic, each thread keeps denormal numbers (they are not flushed to zero).
+Every method that computes runs its kernel over ranges (`cpu_work.py`). If the kernel does
+arithmetic, each thread keeps denormal numbers (does not flush them to zero).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,13 +38,13 @@ from embstore.layout import VALUE_BYTES, Layout
 _NO_WEIGHTS = np.empty(0, np.float32)
 _READ_AND_WRITTEN = 2
 _GENERATED = 4
-"""The cost of generating a row, in passes over its bytes."""
+"""The cost of generating a row, as a number of passes over the row's bytes."""
 
 
 class CpuRows:
     """The `DeviceRows` of the CPU."""
 
-    look_up_keys_max = 8192  # above, sharing among threads is faster
+    look_up_keys_max = 8192  # for more keys, sharing among threads is faster
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work

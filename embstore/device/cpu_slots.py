@@ -15,7 +15,7 @@ from embstore.kernels import select_victims as victim_kernels
 from embstore.kernels import slots as slot_kernels
 
 _SLOT_READ_BYTES = 16
-"""Bytes of a slot that counting scores reads: score and key."""
+"""Bytes per slot that counting scores reads: score and key."""
 
 
 class CpuSlots:

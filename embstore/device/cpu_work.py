@@ -39,9 +39,10 @@ class CpuWork(Workers):
         return list(pairwise(ends))
 
     def take(self, name: str, count: int, dtype: Any, zeroed: bool = False) -> NDArray[Any]:
-        """Return (count,) scratch memory with this name, a new array if the last was too short.
+        """Return (count,) scratch memory with this name. It is a new array if the last one was too
+        short.
 
-        zeroed : a new array is zeros; an old array has its last content
+        zeroed : a new array contains zeros; an old array keeps its last content
         """
         array = self._scratch.get(name)
         if array is None or len(array) < count:

@@ -1,20 +1,20 @@
 """The Runtime protocol on a CUDA device, implemented with CuPy. No other module here imports CuPy.
 
-CuPy from 14.2 to below 15 works, for CUDA 12 and 13. It is used as a thin interface to the driver:
-plain allocations (no pool), three streams of our own that do not wait for the default stream,
-events without timing, and kernels compiled from the text of `embstore/kernels`.
+CuPy from 14.2 to below 15 works, for CUDA 12 and 13. CuPy is used as a thin interface to the
+driver: plain allocations (no pool), three streams of our own that do not wait for the default
+stream, events without timing, and kernels compiled from the text of `embstore/kernels`.
 
 **Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to all options.
 NVRTC takes the last option, so denormals would be flushed, against the contract (cupy issue 9576).
-Therefore NVRTC is called with our options through a function that adds none. All kernels compile in
-one or two seconds, once per process; that is too little to justify a cache of our own.
+Therefore NVRTC is called with our options through a function that adds none. Compiling all kernels
+takes one or two seconds per process, which is too little to justify a cache of our own.
 
 **Counts and sorts** are kernels of our own (`tiles.cuh`, `group.cu`). CuPy's versions allocate from
-its pool, which a caller may share, or end by waiting for the stream.
+CuPy's pool, which a caller may share, or end by waiting for the stream.
 
 **Devices and threads.** The current device is a property of the thread, and the thread belongs to
 the caller, who may be using another device. Therefore every call sets our device and restores the
-previous one; nothing is set if our device is current.
+previous device, unless our device is current already.
 
 Freeing device or pinned memory waits for the device. So memory may be freed while queued work still
 uses it, and should not be freed in the middle of a call.
@@ -46,17 +46,18 @@ from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 
 _CALLERS_MISTAKES = (1, 400)
-"""cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: neither harms the device."""
+"""cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: these errors do not harm the device."""
 _CAPTURED = range(900, 909)
-"""cudaErrorStreamCapture...: a caller captures a graph, which may be lost; the device is not."""
+"""cudaErrorStreamCapture...: a caller captures a graph. The graph may be lost; the device is
+not."""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _NOT_EXPORTED = (1, 2, 205, 801)
 """cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorMapBufferObjectFailed,
-cudaErrorNotSupported: an export that fails with these does no harm."""
+cudaErrorNotSupported: an export that fails with one of these errors does no harm."""
 _SUCCESS, _NOT_READY = 0, 600
 _LEGACY_STREAM = 1
-"""cudaStreamLegacy, the default stream; `__cuda_array_interface__` uses the same number."""
+"""cudaStreamLegacy, the default stream; `__cuda_array_interface__` uses this number for it too."""
 
 _OUTSIDE = (
     "call the store outside of the capture of a CUDA graph, or capture in another thread, in mode "
@@ -94,7 +95,8 @@ def open_runtime(ordinal: int) -> "CudaRuntime":
 def _on_device(
     call: Callable[Concatenate["CudaRuntime", P], R],
 ) -> Callable[Concatenate["CudaRuntime", P], R]:
-    """Run a method on the runtime's device; errors of CUDA or its compiler become DeviceErrors."""
+    """Run a method on the runtime's device. Errors of CUDA or of its compiler become
+    DeviceErrors."""
 
     @wraps(call)
     def called(self: "CudaRuntime", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -171,10 +173,10 @@ class CudaRuntime:
 
     @_on_device
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
-        """Return a caller's array, from any library that has `__cuda_array_interface__`.
+        """Return a caller's array, from any library whose arrays have `__cuda_array_interface__`.
 
-        COMPUTE follows the work queued in the array's stream so far. A version of the interface
-        before 3 names no stream; COMPUTE then follows the default stream.
+        COMPUTE follows the work that is queued so far in the array's stream. Before version 3 the
+        interface names no stream; in this case COMPUTE follows the default stream.
         """
         interface = array.__cuda_array_interface__
         address = device_address(interface, np.dtype(dtype))
@@ -219,7 +221,7 @@ class CudaRuntime:
         self._compute.wait_event(mark)
 
     def _check_capture(self, stream: int | None) -> None:
-        """Refuse work of a stream that is being captured, or whose capture includes COMPUTE."""
+        """Refuse the work of a stream that is being captured, or whose capture includes COMPUTE."""
         if any(cuda.streamIsCapturing(s) for s in (stream, self.compute_stream) if s is not None):
             raise InvalidArgumentError(
                 "expected an array whose stream executes its work, found one that is being "
@@ -241,7 +243,7 @@ class CudaRuntime:
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
         run = self._functions.get(kernel) or self._function(kernel)
         # A NumPy scalar is passed by value, in its own size. Addresses could be passed as scalars
-        # as well. As CIntptr they need no conversion, which costs more than half a microsecond per
+        # too. But a CIntptr needs no conversion, which costs more than half a microsecond per
         # address.
         passed = [
             function.CIntptr(argument.address) if isinstance(argument, DeviceArray) else argument
@@ -259,15 +261,15 @@ class CudaRuntime:
             target.address, source.ctypes.data, source.nbytes, cuda.memcpyHostToDevice, queue.ptr
         )
         # The copy from pageable memory "might be synchronous"; older manuals promised that it is,
-        # as far as the driver's staging (CUDA Runtime API, "API synchronization behavior"). And
-        # pinned memory of a caller looks like ours. So only a wait ensures that the source is free
-        # again.
+        # up to the driver's staging (CUDA Runtime API, "API synchronization behavior"). And pinned
+        # memory of a caller looks like our pinned memory. So only a wait ensures that the source is
+        # free again.
         if not _is_pinned(source):
             queue.synchronize()
 
     @_on_device
     def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
-        # To pageable memory the call may wait for the copy; to pinned memory it never does.
+        # The call may wait for a copy to pageable memory; it never waits for one to pinned memory.
         assert target.flags.c_contiguous and source.nbytes == target.nbytes
         if target.nbytes:
             cuda.memcpyAsync(
@@ -384,9 +386,9 @@ class CudaRuntime:
 
 
 class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no types
-    """Pinned memory outside CuPy's pool, which allocates twice the bytes and keeps them.
+    """Pinned memory outside CuPy's pool; the pool allocates twice the bytes and never frees them.
 
-    The flag is the one that CuPy uses: pinned for every device and thread of the process.
+    The flag is the same as CuPy's: the memory is pinned for every device and thread of the process.
     """
 
     def __init__(self, byte_count: int) -> None:
@@ -405,8 +407,8 @@ def _is_pinned(array: NDArray[Any]) -> bool:
 
 @cache
 def _compiled(verb: str, ordinal: int) -> bytes:
-    """Return a verb's binary for a device, which must be the current one."""
-    # Without an architecture CuPy uses the device's, or the newest one that NVRTC knows.
+    """Return a verb's binary for a device, which must be the current device."""
+    # With no architecture named, CuPy uses that of the device, or the newest that NVRTC knows.
     binary, _ = compiler.compile_using_nvrtc(source(verb), OPTIONS, filename=f"{verb}.cu")
     return bytes(binary)
 

@@ -7,7 +7,7 @@ from embstore.stats import gauge, info
 
 @dataclass
 class DeviceFacts:
-    """The device that caches and computes the rows, as of the last stats. Null: does not apply."""
+    """The device that caches and computes the rows, as of the last stats. Null: not applicable."""
 
     model: str | None = info("Name of its maker.", metric="device")
     memory_bytes: int | None = gauge("Memory of the device; of cpu, of the host.")

@@ -1,10 +1,10 @@
-"""A GPU: the launches, and their arguments, of each method of the Device protocol.
+"""A GPU: the launches that each method of the Device protocol makes, and their arguments.
 
-The kernels are the `.cu` files of `embstore/kernels`, and each states its formula. The modules here
-define the order of work, and where its arrays are. Work is queued in the runtime (`runtime.py`).
+The kernels are the `.cu` files of `embstore/kernels`; each file states the formula. The modules
+here define the order of work, and where arrays are. Work is queued in the runtime (`runtime.py`).
 The host waits where the protocol states that a result is known: once per call if no row is missing.
 
-    a lookup     unique, probe, gather, touch: these do nothing where a key is missing ... one wait
+    a lookup     unique, probe, gather, touch (the last two only if no key misses) ... one wait
     an update    (unique, probe,) sum_by_key ... one wait ... touch, apply
     its misses   read_slots of the victims, their rows down; rows up, piece by piece, insert: waits
 
@@ -41,8 +41,8 @@ class GpuDevice:
     Parameters
     ----------
     runtime : the GPU
-    threads : number of threads that fill and empty pinned buffers, the caller's included; None: one
-        per core, at most 8
+    threads : number of threads that fill and empty pinned buffers, including the calling thread;
+        None: one per core, at most 8
     """
 
     is_queued = True

@@ -1,11 +1,11 @@
-"""Keys on a GPU: a call's keys made unique and looked up in the index; the index itself.
+"""Keys on a GPU: making a call's keys unique, finding them in the index, and the index itself.
 
-Keys are made unique only in calls that need each key once, or in order of first occurrence: lookups
-and updates that miss, calls larger than the cache, pooled lookups, `put_rows` and `read_rows`,
-updates of several ranks, and updates whose sums are refused. `unique` is three kernels
-(`unique.cu`). `group` works with slots instead (`gpu_positions.py`). The host learns the number of
-unique keys when the batch is synchronized. Keys to insert or erase come from the host, which has
-read or evicted their rows.
+Keys are made unique only in calls that need each key once, or need keys in order of first
+occurrence: lookups and updates that miss, calls larger than the cache, pooled lookups, `put_rows`
+and `read_rows`, updates of several ranks, and updates whose sums are refused. `unique` consists of
+three kernels (`unique.cu`). `group` works with slots instead of unique keys (`gpu_positions.py`).
+The host learns the number of unique keys when the batch is synchronized. Keys to insert or erase
+come from the host, which has read or evicted their rows.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class GpuKeys:
         table = scratch.take(place_count, np.int64, width=2)
         places = scratch.take(n, np.uint32)
         count = np.int64(n)
-        self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and above every position
+        self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and more than every position
         self._work.launch(
             "unique_enter", n, call.keys, call.bounds, call.prefixes, call.row_counts,
             np.int32(len(segments)), count, table, np.int64(place_count), places, call.findings,
@@ -212,8 +212,8 @@ class GpuKeys:
         if slot_count == 0:
             return True
         findings, rest_count = self._work.send_numbers(NOTHING_FOUND, [0])
-        # One key in 2,400 is not placed at once (insert.cu); if far more are not, build a larger
-        # index.
+        # One key in 2,400 is not placed at once (insert.cu); if far more keys are not placed, build
+        # a larger index.
         room = max(1024, slot_count // 64)
         rest = self._work.scratch.take(room, np.int64)
         into, left = (*parameters_of(index), *memory.rows.arguments), (rest, rest_count)

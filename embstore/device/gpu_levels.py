@@ -1,8 +1,8 @@
 """Rows that change levels of the cache: the launches that find and exchange them.
 
 The device finds the number of missing keys, the number of keys that are in neither level, and the
-rows that leave for them, by one kernel after the other. These kernels can be queued before the host
-knows whether any key is missing, and the host waits for all of them once (`exchange.cu`).
+rows that leave for missing keys, by one kernel after the other. These kernels can be queued before
+the host knows whether any key is missing, and the host waits for all of them once (`exchange.cu`).
 """
 
 from dataclasses import dataclass
@@ -113,5 +113,5 @@ class GpuLevels:
             np.int64(n), np.int64(first_up), np.int64(first_down), np.int64(score),
             np.int64(below_score), left_keys,
         )  # fmt: skip
-        self.work.runtime.submit()  # later work, file reads too, runs meanwhile
+        self.work.runtime.submit()  # it runs during later work and file reads
         return left_keys

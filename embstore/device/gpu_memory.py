@@ -1,4 +1,4 @@
-"""Memory of a GPU: slots and the index are long-lived allocations, calls take scratch memory.
+"""Memory of a GPU. Slots and the index are long-lived allocations; calls use scratch memory.
 
 A call needs some 100 bytes per key, and memory for its rows, gradients and sums (`scratch.py`).
 """
@@ -27,8 +27,8 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
 RESERVE_BYTES = 2 << 30
-"""Memory outside the cache. A lookup and an update of a million keys with rows of 128 fp32 on the
-host take three quarters of it."""
+"""Bytes of the GPU's memory that are not for the cache. A lookup and an update of a million keys,
+with 128 fp32 per row and arrays on the host, take three quarters of these bytes."""
 
 
 class GpuMemory:
@@ -37,7 +37,7 @@ class GpuMemory:
     slab_bytes_max = 128 << 20
     slots_max = (1 << 31) - 1  # kernels count them in int32
     frees_parts = False
-    staging_bytes_max = 16 << 20  # 16 threads read it in half a millisecond each
+    staging_bytes_max = 16 << 20  # 16 threads read that much in half a millisecond
     _slabs: type[Slabs] = Slabs
 
     def __init__(self, work: GpuWork) -> None:
@@ -139,7 +139,7 @@ class GpuMemory:
     ) -> DeviceArray | None:
         try:
             interface = getattr(array, "__cuda_array_interface__", None)
-        except Exception as exc:  # raised by its library, as by PyTorch for tensors with gradients
+        except Exception as exc:  # of its library: PyTorch raises for tensors with gradients
             raise InvalidArgumentError(f"expected an array that may be read: {exc}") from exc
         if interface is None:
             return None
@@ -162,10 +162,11 @@ class GpuMemory:
         return self._work.runtime.adopt(array, dtype)
 
     def _have_waited_for(self, array: Any) -> None:
-        """Have COMPUTE follow the stream that the array's library now uses in this thread.
+        """Make COMPUTE follow the stream that the array's library now uses in this thread.
 
         Only DLPack names the stream in which a library orders its work. PyTorch's
-        `__cuda_array_interface__` names none, and its tensors may be used in a side stream.
+        `__cuda_array_interface__` names no stream, and tensors of PyTorch may be used in a side
+        stream.
         """
         try:
             array.__dlpack__(stream=self._work.runtime.compute_stream)
@@ -176,9 +177,10 @@ class GpuMemory:
 
 
 class PinnedMemory(GpuMemory):
-    """The `DeviceMemory` of level two: rows in pinned host memory, all other memory as `GpuMemory`.
+    """The `DeviceMemory` of level two: rows are in pinned host memory, all else as in `GpuMemory`.
 
-    It counts bytes of the host only. Its bytes on the GPU count in the budget of level one.
+    Its sizes count bytes of the host only. Bytes of level two on the GPU count in level one's
+    budget.
     """
 
     staging_bytes_max = 0

@@ -1,8 +1,8 @@
-"""The positions of a call on a GPU: the slot of each, and which positions have the same key.
+"""The positions of a call on a GPU: the slot of each position, and grouping by key.
 
-If the call's keys were made unique (gpu_keys.py), positions are grouped by the **id** of their key.
-In an update whose rows are all in the cache, positions are grouped by **slot** instead: two keys
-never share a slot, so no key has to be hashed.
+If the call's keys were made unique (gpu_keys.py), positions are grouped by the **id** of their
+keys. In an update whose rows are all in the cache, positions are grouped by **slot** instead: two
+keys never share a slot, so no key has to be hashed.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from embstore.device.slabs import Slabs
 from embstore.device.values import Batch, IndexArrays
 
 _DIGIT_BITS = 8
-"""Bits that one pass of the sort takes; `radix_sort.cuh` has the same."""
+"""The number of bits by which one pass of the sort sorts; `radix_sort.cuh` has the same number."""
 _LARGE = 1 << 18
-"""The number of values from which `group_large` sorts, in tiles twice as large."""
+"""The least number of values for which `group_large` is used, with tiles twice as large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
-"""Table id, rows and keys of each table of a call."""
+"""The table id, the number of rows and the keys of each table of a call."""
 
 
 class Named(NamedTuple):
@@ -36,15 +36,15 @@ class Named(NamedTuple):
     prefixes: DeviceArray  # (tables,) int64, table id << KEY_BITS
     row_counts: DeviceArray  # (tables,) int64
     findings: DeviceArray
-    """New findings, with nothing found yet."""
+    """New findings, in which nothing is found yet."""
     more: list[DeviceArray]
-    """The other numbers that were sent with the keys."""
+    """Other numbers that were sent with the keys."""
     owns_keys: bool
-    """Whether the keys cannot change; a caller may change its own."""
+    """Whether the keys cannot change; False if they are in memory that the caller may change."""
 
 
 def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
-    """Send the keys of a call, the bounds and the ids of their tables, and more numbers."""
+    """Send the keys of a call, the bounds and ids of its tables, and more numbers to the device."""
     bounds, prefixes, rows, tables = [0], [], [], []
     for table_id, row_count, keys in segments:
         count = len(keys)
@@ -61,7 +61,7 @@ def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
 
 
 def owned(work: GpuWork, call: Named) -> Named:
-    """Return a call whose keys cannot change: keys of the caller are copied."""
+    """Return a call whose keys cannot change; keys in memory of the caller are copied."""
     if call.owns_keys:
         return call
     keys = work.scratch.take(len(call.keys), np.int64)
@@ -72,7 +72,8 @@ def owned(work: GpuWork, call: Named) -> Named:
 def locate(
     work: GpuWork, memory: Slabs, index: IndexArrays, call: Named, moves: int
 ) -> DeviceArray:
-    """Queue the search for the slot of each position, (n,) int32; see `probe.cu`."""
+    """Queue the search for the slot of each position. Return the slots, (n,) int32; see
+    `probe.cu`."""
     n, known = len(call.keys), memory.located
     is_usable = known is not None and (known.moves, known.tables) == (moves, call.tables)
     known_arrays = (known.keys, known.slots) if known is not None and is_usable else (NULL, NULL)
@@ -98,11 +99,11 @@ def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
 def by_slot(
     work: GpuWork, memory: Slabs, slots: DeviceArray, slot_count: int, findings: DeviceArray
 ) -> tuple[Groups, DeviceArray, DeviceArray]:
-    """Queue the grouping of positions by slot, with slots below `slot_count`.
+    """Queue the grouping of positions by slot. All slots are below `slot_count`.
 
-    Return the groups and, for each group, the row key and the slot, both (n,) int64. The number of
-    a group is an id. The first findings[UNIQUE_COUNT] elements are written. A position without a
-    slot is a group of its own.
+    Return the groups and, for each group, its row key and its slot, as two arrays, (n,) int64. The
+    number of a group is an id. The first findings[UNIQUE_COUNT] elements are written. A position
+    without a slot is a group of its own.
     """
     n, scratch = len(slots), work.scratch
     ids = scratch.take(n, np.int32)
@@ -117,7 +118,8 @@ def by_slot(
 def _group(
     work: GpuWork, slabs: Sequence[Argument], values: DeviceArray, limit: int, *groups: Argument
 ) -> tuple[DeviceArray, DeviceArray]:
-    """Queue `group` of int32 values below `limit`; return them sorted, and the position of each.
+    """Queue the grouping of int32 values below `limit`. Return the values sorted, and their
+    positions.
 
     Values of `limit` or more are sorted by the same number of low digits.
     """

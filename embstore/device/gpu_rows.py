@@ -1,8 +1,9 @@
-"""Rows on a GPU: gathered and updated for a call; copied up and down for the cache.
+"""Rows on a GPU: they are gathered and updated for a call, and copied up and down for the cache.
 
-Missing rows pass through a ring of pinned buffers, each with its twin on the device. While one
-buffer is scattered, the next is copied, and storage reads into a third. Victims are copied down in
-larger pieces: while storage packs and writes one piece, the next is copied.
+Missing rows are copied through a ring of pinned buffers, each with a twin on the device. While the
+rows of one buffer are scattered, the next buffer is copied, and storage reads into a third. Victims
+are copied down in larger pieces: while storage packs and writes one piece, the next piece is
+copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ from embstore.device.values import (
 from embstore.layout import Layout
 
 _VICTIM_BYTES = 16 << 20
-"""Bytes of rows that are logged at once: storage packs and writes smaller pieces concurrently."""
+"""Bytes of rows that are logged at once; storage packs and writes smaller pieces concurrently."""
 
 _Launch = tuple[Any, ...]
 
@@ -114,7 +115,8 @@ class GpuRows:
         addresses: DeviceArray,
         findings: Argument,
     ) -> None:
-        """Queue the gather of the rows of ids, whose slots are given; with NULL, ids are slots."""
+        """Queue the gather of the rows of ids. `slots` are the slots by id; if NULL, ids are
+        slots."""
         n = len(ids)
         self._work.launch(
             "gather", n * LANES, *rows.arguments, slots, ids, bounds, addresses,
@@ -195,7 +197,7 @@ class GpuRows:
         for update in updates:
             work.launch(*update)
         if any(_is_callers(own.rows) for part in named for own in part.gradients):
-            mark = work.runtime.mark(COMPUTE)  # the caller may change them once the call returns
+            mark = work.runtime.mark(COMPUTE)  # the caller may change them after the call
         work.runtime.submit()
 
         def answer() -> bool:
@@ -210,7 +212,8 @@ class GpuRows:
         return answer
 
     def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
-        """Return the launch that applies the sums, unless a gate (a part's findings) is closed."""
+        """Return the launch that applies the sums, if all gates (the findings of parts) are
+        open."""
         (call,) = self._work.send_numbers([
             part.clock, part.counting, summed.findings.address, summed.starts.address,
             summed.positions.address, summed.of_segments.address, summed.segments,
@@ -249,8 +252,8 @@ class GpuRows:
         parameters: TableParameters,
         call: Argument,
     ) -> _Launch:
-        """Return the launch of an optimizer over n rows; with a `call`, over those that are
-        found."""
+        """Return the launch of an optimizer over n rows; if `call` is not NULL, only over rows
+        whose slots were found."""
         d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
         return (
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys,

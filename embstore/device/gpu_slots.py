@@ -15,11 +15,11 @@ from embstore.kernels.select_victims import BINS, DONE, HIGHEST, STATE, VICTIMS
 from embstore.score import PIN_ONE
 
 _RANGE_SLOTS, _RANGES = 4096, 1024
-"""The number of slots in which a block counts or collects victims, and the most ranges of this
-size; in larger caches ranges are larger."""
+"""The number of slots of a range, in which one block counts or collects victims, and the most
+ranges of this size; in larger caches ranges are larger."""
 _ROUNDS = 3
-"""Rounds after which a threshold is usually found. If scores are very far apart, more such rounds
-follow."""
+"""The number of rounds after which a threshold is usually found. If scores are very far apart, the
+same number of rounds follows, as often as necessary."""
 _SLOTS_READ_MAX = 1 << 20
 
 
@@ -95,7 +95,7 @@ class GpuSlots:
         *,
         with_rows: bool = False,
     ) -> Answer[SlotContents]:
-        """Return the contents of n slots: the given slots, or the slots from `first` on."""
+        """Return the contents of n slots: `slots` if given, else the slots from `first` on."""
         layout, of_rows = memory.rows.layout, n if with_rows else 0
         rows = np.empty((of_rows, layout.stride), layout.element)
         keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
@@ -186,7 +186,7 @@ class GpuSlots:
 
         def answer() -> Selected:
             asked, here = looked
-            while False in [search.is_done() for search in searches]:  # is_done is called for each
+            while False in [search.is_done() for search in searches]:  # calls all is_done
                 asked, here = look()
             both = [ask() for ask in asked]
             (slots, scores), named = (np.split(both[0], 2), both[-1][: searches[-1].found])
@@ -202,8 +202,8 @@ class GpuSlots:
 class Search:
     """A search for the slots of lowest score on the device (`select_victims.cu`).
 
-    Until it is done the victims are slots that exist, but not those of lowest score. A kernel that
-    is launched before the search can lower the number of victims in `state`.
+    Until the search is done, `victims` contains existing slots that are not the slots of lowest
+    score. A kernel that is launched before the search can lower the number of victims in `state`.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Search:
         work.runtime.fill(self.victims, 0)
 
     def look(self) -> None:
-        """Queue some rounds of the search, and the copy of their results."""
+        """Queue some rounds of the search, and the copy of the results to the host."""
         work, in_ranges = self._work, (*self._candidates, np.int64(self._range_slots))
         for _ in range(_ROUNDS):
             work.launch("score_range", self._slot_count, *self._candidates)

@@ -1,9 +1,10 @@
 """Sums of gradients by key on a GPU.
 
-Sums are checked to be finite in the pass that computes them, and applied by another pass. A kernel
-that did both would save writing and reading the sums, a third of the gradients' bytes where each
-key occurs three times. But an update must be known to be valid before the first row changes, so
-this kernel would first have to read all gradients an additional time, three times as many bytes.
+The pass that computes sums also checks that they are finite; another pass applies them. A kernel
+that did both would save writing and reading the sums, a third of the gradients' bytes if each key
+occurs three times. But an update must be known to be valid before the first row changes. So such a
+kernel would first have to read all gradients once more, which is three times the bytes that it
+saves.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from embstore.kernels.sum_by_key import form_of
 from embstore.layout import VALUE
 
 COMBINED_COLUMNS = 8
-"""Columns that a warp of `combine` sums; `sum_by_key.cu` has the same."""
+"""The number of columns that a warp of `combine` sums; `sum_by_key.cu` has the same number."""
 
 
 class Summed(NamedTuple):
@@ -72,8 +73,8 @@ def summed(
     )
     of_ids = (ids, np.int64(n))
     of_sums = (np.int32(dim), np.int32(keeps_all), findings)
-    # Each group gets a stretch of positions. Stretches differ in work, and blocks that wait for a
-    # free multiprocessor even this out.
+    # Each group gets a stretch of positions. Stretches differ in work; blocks that wait for a free
+    # multiprocessor even out the differences.
     work.runtime.launch(
         "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
         np.int32(len(gradients)), scale, sums, more, *of_sums,
@@ -87,7 +88,7 @@ def summed(
 def _all_resident(
     work: GpuWork, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
 ) -> list[DeviceArray | None]:
-    """Return the segments' arrays in the device's memory; host arrays are sent together."""
+    """Return the arrays of segments in the device's memory; host arrays are sent in one copy."""
     on_host = [array for array in arrays if isinstance(array, np.ndarray)]
     if not on_host:
         return [*arrays]

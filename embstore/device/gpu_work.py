@@ -1,14 +1,14 @@
 """The parts of a GPU's work: launches, copies of arrays, and scratch memory.
 
-Kernels launched before a batch is synchronized read the number of unique keys from the device's
-memory. Their results for the host are one row of eight int64 per call, the call's **findings**
-(`findings.cuh`).
+Kernels that are launched before a batch is synchronized read the number of unique keys from the
+device's memory. The results of these kernels for the host are eight int64 per call, the call's
+**findings** (`findings.cuh`).
 
-Small arrays of a call are copied together. Large arrays are copied piece by piece while COMPUTE
-works (`staging.py`). Work is recorded, and submitted to the runtime when the host waits
+Small arrays of a call are copied together. Large arrays are copied piece by piece, concurrently
+with COMPUTE (`staging.py`). Work is recorded, and submitted to the runtime when the host waits
 (`recorder.py`).
 
-`Recorder.launch_over` defines the size of grids.
+`Recorder.launch_over` defines the sizes of grids.
 """
 
 import os
@@ -45,12 +45,12 @@ _KEPT_MAX = 16
 TILE = 8 * BLOCK_THREADS
 """The number of items of a tile; blocks draw tiles one after the other (`tiles.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
-"""Scratch bytes for each slot whose row changes (keys, slots and places, in blocks of `Scratch`),
-and for a call in any case."""
+"""Bytes of scratch memory that `secure` reserves for each slot whose row changes (keys, slots and
+places, in blocks of `Scratch`), and the least bytes for a call."""
 
 
 class Groups(NamedTuple):
-    """The positions of each id, one id after the other: positions[starts[id]:starts[id + 1]]."""
+    """The positions of each id are positions[starts[id]:starts[id + 1]]."""
 
     starts: DeviceArray  # (n + 1,) int64, of which ids + 1 are written
     positions: DeviceArray  # (n,) int32
@@ -59,13 +59,15 @@ class Groups(NamedTuple):
 
 @dataclass
 class GpuBatch(Batch):
-    """A batch, and the memory for its kernels' findings; None if the batch has no key."""
+    """A batch, and the memory for the findings of its kernels, None if the batch has no key."""
 
     findings: DeviceArray | None = field(default=None)
     groups: Groups | None = None
-    """The groups of its positions, if grouped by slot; in this case `inverse` has their slots."""
+    """The groups of its positions if they are grouped by slot; in this case `inverse` contains
+    slots."""
     answer: Buffer | None = None
-    """The host buffer for the findings, which precede outputs that are being copied."""
+    """The host buffer for the findings; the outputs that are being copied follow the findings in
+    it."""
 
 
 class GpuWork:
@@ -73,8 +75,8 @@ class GpuWork:
 
     Parameters
     ----------
-    threads : number of threads that fill and empty pinned buffers, the caller's included; None: one
-        per core, at most 8
+    threads : number of threads that fill and empty pinned buffers, including the calling thread;
+        None: one per core, at most 8
     """
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
@@ -101,8 +103,8 @@ class GpuWork:
         self.runtime.close()
 
     def launch_in_tiles(self, kernel: str, n: int, *arguments: Argument) -> None:
-        """Run a kernel over n items whose blocks draw tiles. The counters of tiles are added as its
-        last parameter."""
+        """Run a kernel whose blocks draw tiles of n items. The counters of tiles are added as its
+        last argument."""
         tiles = -(-n // TILE)
         self.launch(kernel, tiles * BLOCK_THREADS, *arguments, self.zeros(1 + tiles, np.uint64))
 
@@ -111,7 +113,7 @@ class GpuWork:
         self.wait_for(self.runtime.mark(COMPUTE))
 
     def wait_for(self, mark: Any) -> None:
-        """Wait for a mark of COMPUTE that was set after all work requested so far."""
+        """Wait for a mark of COMPUTE that was made after all work requested so far."""
         self.runtime.wait(mark)
         self._waits += 1
 
@@ -144,8 +146,8 @@ class GpuWork:
         return sent
 
     def kept_numbers(self, *columns: tuple[int, ...]) -> list[DeviceArray]:
-        """Do as `send_numbers` for numbers that are never changed on the device. Numbers that were
-        sent recently, for example by the last call of a loop, are not sent again."""
+        """Do as `send_numbers`, for numbers that the device never changes. Numbers that were sent
+        recently, for example by the last call of a loop, are not sent again."""
         kept = self._kept.get(columns)
         if kept is None:
             if len(self._kept) == _KEPT_MAX:
@@ -171,7 +173,8 @@ class GpuWork:
     def join(
         self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int = 1
     ) -> DeviceArray:
-        """Return arrays joined on the device; a single array of the device is returned as it is."""
+        """Return the concatenation of arrays, on the device. A single array on the device is
+        returned as it is."""
         if len(parts) == 1 and isinstance(parts[0], DeviceArray):
             return parts[0]
         on_host = [np.ascontiguousarray(p) for p in parts if not isinstance(p, DeviceArray)]
@@ -201,7 +204,8 @@ class GpuWork:
         return target
 
     def send_changed(self, name: Any, array: NDArray[Any]) -> DeviceArray:
-        """Return an array on the device; it is sent if it differs from the last with this name."""
+        """Return an array on the device. It is sent if it differs from the last array of this
+        name."""
         content = array.tobytes()
         sent, d_sent = self._sent.get(name, (b"", None))
         if d_sent is None or sent != content:
@@ -213,13 +217,13 @@ class GpuWork:
         """Return 0, 1, 2, ..., which must not be changed."""
         kept = self._numbers.get(dtype)
         if kept is None or len(kept) < count:
-            kept = self.scratch.take(count + count // 4, dtype)  # not a slice of a pack
+            kept = self.scratch.take(count + count // 4, dtype)  # no slice of a pack
             self.runtime.copy(self.upload(np.arange(len(kept), dtype=dtype)), kept)
             self._numbers[dtype] = kept
         return kept[:count]
 
     def resident(self, array: NDArray[Any] | DeviceArray) -> DeviceArray:
-        """Return the array in the device's memory; a host array is sent."""
+        """Return an array in the device's memory; a host array is sent."""
         return array if isinstance(array, DeviceArray) else self.upload(array)
 
     def all_resident(self, *arrays: NDArray[Any] | DeviceArray) -> list[DeviceArray]:
@@ -253,8 +257,8 @@ class GpuWork:
     ) -> Answer[None]:
         """Begin to copy adjacent arrays of one block of memory into host arrays.
 
-        A large block is copied piece by piece when the answer is called; it must not change until
-        then.
+        A large block is copied piece by piece when the answer is called; the block must not change
+        until then.
         """
         first, size = arrays[0], sum(array.nbytes for array in arrays)
         if not size:
@@ -273,17 +277,17 @@ class GpuWork:
 
 
 class Outputs:
-    """A call's outputs in the device's memory. Outputs on the host are copied there at the end.
+    """A call's outputs in the device's memory. Outputs for the host are copied to it at the end.
 
-    `answer` is memory directly before these outputs, for a copy of the findings that is copied with
-    them. It is NULL if all outputs are in the device's memory.
+    `answer` is memory directly before the outputs that are copied, for the findings, which are
+    copied in the same copy. It is NULL if all outputs are in the device's memory.
     """
 
     def __init__(self, work: GpuWork, outs: Sequence[Rows | DeviceArray], dim: int) -> None:
         self._work = work
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
         self.answer: Argument = NULL
-        self._come: DeviceArray | None = None  # copied together: findings and small outputs
+        self._come: DeviceArray | None = None  # findings and small outputs, copied together
         if not self._host_outs:
             self.placed: list[Any] = [*outs]
             return
@@ -303,11 +307,12 @@ class Outputs:
                 low += len(out)
 
     def begin(self, findings: DeviceArray) -> Buffer:
-        """Begin to copy findings, and outputs if they are small, after the work queued so far."""
+        """Begin to copy the findings, and small outputs, after the work queued so far."""
         return self._work.staging.begin_small(findings if self._come is None else self._come)
 
     def end(self, buffer: Buffer) -> None:
-        """Fill the outputs on the host. The copies that `begin` queued have been waited for."""
+        """Fill the outputs on the host. The caller has waited for the copies that `begin`
+        queued."""
         come = [] if self._come is None else self._host_outs
         self._work.staging.end_small(buffer, FINDINGS_BYTES, come)
         if self._host_outs and not come:
@@ -315,7 +320,7 @@ class Outputs:
 
     def fill(self) -> None:
         """Wait, and fill the outputs on the host. If all outputs are on the device, and the streams
-        in which callers use them are known, these streams wait instead of the host."""
+        in which callers use the outputs are known, these streams wait instead of the host."""
         if self._host_outs and len(self._d_outs):
             self._work.ask_together([self._d_outs], self._host_outs)()
             return
@@ -328,7 +333,7 @@ class Outputs:
 
 
 def _stream_of(owner: Any) -> int | None:
-    """Return the stream in which a caller uses its array; None if it is not known."""
+    """Return the stream in which a caller uses its array, None if the stream is not known."""
     return owner.stream if isinstance(owner, Adopted) else None
 
 
@@ -337,7 +342,7 @@ def _width(array: NDArray[Any]) -> int:
 
 
 def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
-    """Return the six kernel parameters of an index."""
+    """Return the six kernel arguments for an index."""
     buckets = np.int64(len(index.bucket_keys) // BUCKET_WIDTH)
     return (
         index.bucket_keys, index.bucket_slots, buckets, index.stash_keys, index.stash_slots,
@@ -346,12 +351,12 @@ def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
 
 
 def bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
-    """Return the first position of each segment, and the number of positions."""
+    """Return the first position of each segment, followed by the number of positions."""
     return [*accumulate((len(keys) for _, _, keys in segments), initial=0)]
 
 
 def tell_batch(batch: GpuBatch, answer: Buffer) -> None:
-    """Set a batch's results from the findings, which have arrived in a buffer."""
+    """Set the results of a batch from the findings that have arrived in a buffer."""
     values = unpack_from(FINDINGS_FORMAT, answer.memory.data)
     if values[UNIQUE_COUNT] < len(batch.unique_keys):
         batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
@@ -366,9 +371,9 @@ def _position(found: int) -> int:
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:
-    """Return the memory in which a batch's kernels write their findings; None if it has no key.
+    """Return the memory for the findings of a batch's kernels, None if the batch has no key.
 
-    The caller's kernels write more findings there, which the host does not know yet.
+    The caller's kernels write more findings into this memory, which the host does not know yet.
     """
     assert isinstance(batch, GpuBatch)
     batch.is_known = False

@@ -13,35 +13,37 @@ class DeviceMemory(Protocol):
     """Memory of a device: allocation of arrays, and copies between it and the host."""
 
     slab_bytes_max: int
-    """Bytes of the largest slab of a pool: small enough to share memory fairly, large enough for
-    slabs to be few."""
+    """Bytes of the largest slab of a pool: small enough to share memory fairly, and large enough
+    that there are few slabs."""
     slots_max: int
     """The most slots of a pool."""
     frees_parts: bool
     """Whether `drop_slots` can free parts of slabs, and not only whole slabs."""
     staging_bytes_max: int
-    """The most bytes of the buffer through which a pool's missing rows are read; 0: no buffer."""
+    """The most bytes of the buffer through which a pool's missing rows are read; 0: there is
+    none."""
 
     def cache_bytes_max(self) -> int:
-        """Return the bytes that a first cache can have: on a GPU the free memory minus the memory
-        that is reserved for calls, on the CPU the host's memory."""
+        """Return the most bytes that a cache can take if there is no cache yet. On a GPU this is
+        the free memory minus the memory that is reserved for calls, on the CPU the host's
+        memory."""
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         """Refuse a cache that does not fit; `used_bytes` of it are already allocated.
 
         Raises
         ------
-        CapacityError : it does not fit. The message states how much memory there is, and how much
-            of it is reserved for calls.
+        CapacityError : the cache does not fit. The message states how much memory there is, and how
+            much of the memory is reserved for calls.
         """
 
     def secure(self, count: int) -> None:
-        """Reserve the memory that it takes to change `count` slots and their rows.
+        """Reserve the memory that is needed to change `count` slots and their rows.
 
         Raises
         ------
-        CapacityError : there is too little. It is raised here, before anything has changed, and not
-            in the middle of the change.
+        CapacityError : there is too little memory. The error is raised here, before anything has
+            changed, and not in the middle of the change.
         """
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
@@ -56,7 +58,7 @@ class DeviceMemory(Protocol):
     def reserve_slots(
         self, memory: SlotMemory, slot_count: int, slots_max: int, slab_slots: int
     ) -> None:
-        """Prepare for up to `slots_max` slots in slabs; at present there are `slot_count`.
+        """Prepare for up to `slots_max` slots in slabs; at present there are `slot_count` slots.
 
         Raises
         ------
@@ -96,15 +98,17 @@ class DeviceMemory(Protocol):
         """Copy an array of the device to another of the same length."""
 
     def ask(self, array: Array) -> Answer[NDArray[Any]]:
-        """Begin to copy an array to the host; it must not change until the answer."""
+        """Begin to copy an array to the host. The array must not change until the answer is
+        called."""
 
     def staging(self, count: int, layout: Layout) -> Rows:
-        """Return a (count, stride) host buffer to fill and then pass to `scatter_rows`."""
+        """Return a (count, stride) host buffer, which the caller fills and then passes to
+        `scatter_rows`."""
 
     def adopt(
         self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False
     ) -> Array | None:
-        """Return a caller's array that is in the device's memory; None if it is a host array.
+        """Return a caller's array if it is in the device's memory, None if it is a host array.
 
         Raises
         ------

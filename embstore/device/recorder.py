@@ -1,20 +1,22 @@
-"""Work for COMPUTE, recorded until the host needs it done, then submitted to the runtime at once.
+"""Work for COMPUTE: it is recorded until the host needs its results, and then submitted at once.
 
 The arrays that a call sends to the device between two waits are packed: small arrays share one
 pinned buffer and one copy, which runs before all work recorded since the pack was opened. This
-order is right because a sent array has memory of its own. Work recorded earlier cannot refer to
-this memory, since recorded work holds references to its arrays.
+order is right because a sent array has memory of its own. Work that was recorded earlier cannot
+refer to this memory: recorded work keeps references to its arrays, so the memory of these arrays is
+not used again.
 
-Work is submitted when COMPUTE is marked (to wait for it, or to have another stream follow it), when
+Work is submitted when COMPUTE is marked (to wait for it, or to make another stream follow it), when
 a copy needs the host's memory to be free again at once, and by `submit`: after an optimizer's step,
-when a pack is full, and when memory is short. The rest of a call's work is submitted with the next
-call's. A launch that fails is noticed at that time, as on a GPU, where work also fails later than
-it is queued.
+when a pack is full, and when memory is short. The rest of a call's work is submitted with the work
+of the next call. A failing launch raises when it is submitted, which is later than the call; on a
+GPU queued work fails later in any case.
 
 Rejected: a CUDA graph for each verb, layout and class of sizes. The sizes and addresses of launches
-differ from call to call, so the parameters of each node would have to be set again. That costs the
-driver about as much as a launch, and CuPy has no call for it. A graph would save the gaps between
-kernels, but not the time spent in Python, whose share `tests/bench/gpu/host.py` measures.
+differ from call to call, so the parameters of each node would have to be set again. Setting a
+node's parameters costs the driver about as much as a launch, and CuPy has no call for it. A graph
+would save the gaps between kernels, but not the time spent in Python; `tests/bench/gpu/host.py`
+measures the share of this time.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +41,8 @@ class Recorder:
         self._runtime = runtime
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
         self._work: list[Callable[[], None] | tuple[Any, ...]] = []
-        """Functions to call, or launches as tuples of their arguments, which are cheapest."""
+        """Functions to call, or launches as tuples of arguments, which are cheaper than
+        functions."""
 
     @property
     def is_lost(self) -> bool:
@@ -53,7 +56,7 @@ class Recorder:
     # Recorded
 
     def record(self, work: Callable[[], None]) -> None:
-        """Have a function called after all work recorded so far.
+        """Record a function, which is called after all work recorded so far.
 
         Raises
         ------
@@ -78,8 +81,9 @@ class Recorder:
                     work()
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel over `items` items, or lanes of rows. There is a block for every 256 of
-        them, but no more blocks than keep the device busy. Kernels loop over the rest."""
+        """Run a kernel over `items` items, or lanes of rows. There is one block for every 256
+        items, but no more blocks than keep the device busy. Kernels loop over the remaining
+        items."""
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:
             self._refuse()

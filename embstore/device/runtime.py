@@ -3,13 +3,13 @@
 The modules `gpu*.py` are written against this protocol alone. `cuda.py` implements it with CuPy.
 The tests implement it with NumPy and the same `.cu` files built for the host, so that every line of
 a GPU device also runs where there is no GPU. The protocol is therefore as small as possible. A
-device's memory is a `DeviceArray`: an address without access to the elements. So a read by the host
-by mistake is an error everywhere, and not only on a machine with a GPU.
+device's memory is a `DeviceArray`: an address without access to the elements. So if the host reads
+such an array by mistake, this is an error everywhere, and not only on a machine with a GPU.
 
 Work is ordered by **streams**: COMPUTE runs kernels, small copies and fills; UP and DOWN run large
-copies, one direction each, at the same time. The work of one stream is done in the order in which
-it was queued. `mark` and `follow` define the order between streams, and with `wait` the host waits.
-No other method waits, except `upload` from memory that is not from `allocate_host`.
+copies concurrently, each in one direction. The work of one stream is done in the order in which it
+was queued. `mark` and `follow` define the order between streams, and `wait` makes the host wait. No
+other method waits, except `upload` from memory that is not from `allocate_host`.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,13 @@ from numpy.typing import DTypeLike, NDArray
 
 COMPUTE, UP, DOWN = 0, 1, 2
 BLOCK_THREADS = 256
-"""Threads of a block in every launch; `types.cuh` has the same."""
+"""The number of threads of a block in every launch; `types.cuh` has the same number."""
 
 
 class DeviceArray:
     """(count,) elements, or (count, width), in a device's memory. A slice shares the memory.
 
-    `owner` keeps the memory alive: it is freed with the last array that refers to it.
+    `owner` keeps the memory alive: the memory is freed with the last array that refers to it.
     """
 
     __slots__ = ("address", "count", "dtype", "owner", "width")
@@ -68,29 +68,32 @@ class Adopted(NamedTuple):
 
     array: Any
     stream: int | None = None
-    """The stream in which the caller uses the array, a cudaStream_t; None: it is not known."""
+    """The stream in which the caller uses the array, a cudaStream_t; None: the stream is not
+    known."""
 
 
 class Exported(NamedTuple):
-    """An allocation as another process opens it, and the event by which that process signals that
-    its work on the allocation is done."""
+    """The handles by which another process opens an allocation, and the event by which that process
+    signals that its work on the allocation is done."""
 
     gpu: str
     """The GPU's address on its bus, the same in every process and container of the host."""
     memory: bytes
     """A cudaIpcMemHandle_t, 64 bytes."""
     event: Any
-    """Our event, which the other process records. An event never recorded counts as reached."""
+    """Our event, which the other process records. An event that was never recorded counts as
+    reached."""
     event_handle: bytes
     """A cudaIpcEventHandle_t, 64 bytes."""
 
 
 EXPORTED_MULTIPLE_BYTES = 2 << 20
-"""Exported allocations are multiples of this size. CUDA may take smaller allocations from one
-block, which is exported whole (CUDA C++ Programming Guide, "Interprocess Communication")."""
+"""Sizes of exported allocations are multiples of this size. CUDA may place smaller allocations in
+one block, which is exported as a whole (CUDA C++ Programming Guide, "Interprocess
+Communication")."""
 
 Argument = DeviceArray | np.generic
-"""An argument of a kernel: an array, passed as its address, or a NumPy scalar of the parameter's
+"""An argument of a kernel: an array, whose address is passed, or a NumPy scalar of the parameter's
 exact type."""
 
 
@@ -98,7 +101,7 @@ class Runtime(Protocol):
     """A GPU. One thread calls it at a time.
 
     Every method may raise DeviceError if the device has failed, in this call or in work queued
-    before. The content of its memory must not be trusted afterwards.
+    before. Afterwards the content of the device's memory must not be trusted.
     """
 
     name: str  # "cuda:0"
@@ -107,7 +110,7 @@ class Runtime(Protocol):
     """COMPUTE as a cudaStream_t, so that callers can order their own work after it."""
 
     def allocate(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
-        """Return an array in an allocation of its own, aligned to 256 bytes, of any content.
+        """Return an uninitialized array in an allocation of its own, aligned to 256 bytes.
 
         Raises
         ------
@@ -115,12 +118,12 @@ class Runtime(Protocol):
         """
 
     def allocate_host(self, byte_count: int) -> NDArray[np.uint8]:
-        """Return pinned host memory, which is copied without the driver's own staging."""
+        """Return pinned host memory, which the driver copies without its own staging."""
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
-        """Return a caller's array (any object with `__cuda_array_interface__`). COMPUTE uses it
-        only after the work that is queued so far in the stream which the interface names. The
-        array's owner is an Adopted.
+        """Return a caller's array (any object with `__cuda_array_interface__`). COMPUTE uses the
+        array only after the work that is queued so far in the stream that the interface names. The
+        `owner` of the result is an Adopted.
 
         Raises
         ------
@@ -132,8 +135,9 @@ class Runtime(Protocol):
         """Make a caller's stream wait for all work queued in COMPUTE so far."""
 
     def empty(self, count: int, width: int) -> Any:
-        """Return a new array for a caller, (count, width) float32 of any content. Its library has
-        `__cuda_array_interface__` and DLPack; memory and current stream are the library's.
+        """Return a new array for a caller, (count, width) float32, uninitialized. The array belongs
+        to a library with `__cuda_array_interface__` and DLPack; its memory and current stream are
+        those of this library.
 
         Raises
         ------
@@ -141,14 +145,15 @@ class Runtime(Protocol):
         """
 
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
-        """Run a kernel of `embstore/kernels` with `blocks` blocks of BLOCK_THREADS, in COMPUTE."""
+        """Run a kernel of `embstore/kernels` in COMPUTE, with `blocks` blocks of BLOCK_THREADS
+        threads."""
 
     def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
-        """Copy host to device. `source` is free again at once, unless it is from
+        """Copy host to device. The caller may change `source` at once, unless it is from
         `allocate_host`."""
 
     def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
-        """Copy device to host; `target` is valid once the stream has been waited for."""
+        """Copy device to host. `target` is valid once the host has waited for the stream."""
 
     def copy(self, source: DeviceArray, target: DeviceArray) -> None:
         """Copy device to device, in COMPUTE."""
@@ -167,7 +172,8 @@ class Runtime(Protocol):
 
     def export(self, array: DeviceArray) -> Exported:
         """Return the handles by which another process opens a whole allocation, whose size is a
-        multiple of EXPORTED_MULTIPLE_BYTES. It must not be freed before that process has closed it.
+        multiple of EXPORTED_MULTIPLE_BYTES. The allocation must not be freed before that process
+        has closed it.
 
         Raises
         ------
@@ -175,13 +181,13 @@ class Runtime(Protocol):
         """
 
     def is_reached(self, event: Any) -> bool:
-        """Return whether the work is done that preceded another process's last record of the event.
-
-        Any thread. Work queued from now on sees the result of that work.
+        """Return whether all work is done that another process queued before it last recorded the
+        event. If so, work that is queued from now on reads the results of that work. Any thread.
         """
 
     def compile(self, verbs: Iterable[str]) -> None:
-        """Compile the kernels of verbs (`.cu` files): no later launch waits for a compiler."""
+        """Compile the kernels of verbs (`.cu` files), so that no later launch waits for a
+        compiler."""
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the device for operators.

@@ -1,17 +1,18 @@
 """Scratch memory of calls on a GPU: a pool of blocks that are freed by reference and used again.
 
-An allocation is expensive, and freeing one waits for the device. Therefore a free block is kept for
-the next call of about the same size; there are four block sizes to a doubling. A block that is used
-again may still be read by work queued before. That is safe, because all work on scratch memory runs
-in one stream, COMPUTE, in the order in which it was queued. Code that uses a block in another
-stream waits, or makes the streams follow each other.
+An allocation is expensive, and freeing memory waits for the device. Therefore a free block is kept
+for the next call of about the same size; between a size and its double there are four block sizes.
+A block that is used again may still be read by work queued before. That is safe, because all work
+on scratch memory runs in one stream, COMPUTE, in the order in which it was queued. Code that uses a
+block in another stream waits, or makes the streams follow each other.
 
-Free blocks are returned to the device only when it is out of memory. So long-lived allocations are
-made here as well (`plain`).
+Free blocks are returned to the device only when the device is out of memory. So long-lived
+allocations are made here as well (`plain`).
 
-Some work must not fail for lack of memory, because half of it would be worse than none: giving
-slots to other rows, or updating rows. `secure` is called before such work, when a CapacityError is
-harmless. It allocates a **spare** block, which is freed when no other memory is left.
+Some work must not fail for lack of memory, because half of the work would be worse than none:
+giving slots to other rows, or updating rows. `secure` is called before such work, when a
+CapacityError is harmless. It allocates a **spare** block, which is freed when no other memory is
+left.
 """
 
 from functools import lru_cache
@@ -28,10 +29,11 @@ _LEAST_BYTES = 256
 
 
 class _Lease:
-    """Returns a block to the free list with the last array that refers to it, in any thread.
+    """An owner of arrays that returns their block to the free list when the last of these arrays is
+    freed, in any thread.
 
     It stores the block's address and no reference to the block. Arrays may be part of a reference
-    cycle, whose members Python finalizes in any order.
+    cycle, and Python finalizes the members of a cycle in an undefined order.
     """
 
     def __init__(self, kept: list[int], address: int) -> None:
@@ -58,7 +60,7 @@ class Scratch:
         return spare + sum(block.nbytes for block in list(self._blocks.values()))
 
     def take(self, count: int, dtype: DTypeLike, *, width: int = 1) -> DeviceArray:
-        """Return an array of any content.
+        """Return an uninitialized array.
 
         Raises
         ------
@@ -73,7 +75,8 @@ class Scratch:
         return DeviceArray(address, count, item, _Lease(kept, address), width=width)
 
     def parts(self, count: int, *dtypes: DTypeLike) -> list[DeviceArray]:
-        """Return arrays of `count` elements each in one block, which is free when all of them are.
+        """Return arrays of `count` elements each in one block, which becomes free when all arrays
+        are freed.
 
         Raises
         ------
@@ -94,7 +97,7 @@ class Scratch:
         try:
             return self._runtime.allocate(count, dtype, width=width)
         except CapacityError:
-            self._runtime.submit()  # recorded work keeps its arrays
+            self._runtime.submit()  # recorded work keeps references to arrays
             self.clear()
         try:
             return self._runtime.allocate(count, dtype, width=width)
@@ -105,7 +108,8 @@ class Scratch:
         return self._runtime.allocate(count, dtype, width=width)
 
     def secure(self, byte_count: int) -> None:
-        """Allocate a spare of `byte_count` bytes, unless there is one as large."""
+        """Allocate a spare block of `byte_count` bytes, unless the present one is at least as
+        large."""
         if self._spare is None or len(self._spare) < byte_count:
             self._spare = None
             self._spare = self.plain(block_bytes(byte_count), np.uint8)

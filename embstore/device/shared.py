@@ -6,21 +6,22 @@ gradients into it, and reads rows from it. None of this data passes through the 
 **Trust.** The other process can change every byte at any moment, also between our check and our
 use. If a key changed after the check against its table's bounds, a kernel would access memory out
 of bounds. Therefore COMPUTE copies keys to memory of our own, and only the copy is read. Gradients
-are copied as well. The kernels do not require that: each gradient is read once, into the sum that
-is checked and applied. But where commands are logged an update is read twice, by the kernels and by
-the log, and both must read the same bytes: otherwise a replay would give another digest. A copy
-costs twice the bytes in the GPU's own memory, a small share of the bytes that its update reads and
-writes. An array is copied once, however often it is adopted. Rows are only written there, never
-read.
+are copied as well. The kernels do not require a copy: each gradient is read once, into the sum that
+is checked and applied. But if commands are logged, gradients are read twice, by the kernels and by
+the command log. These two reads must return the same bytes: otherwise a replay would give another
+digest. A copy reads and writes the bytes once in the GPU's own memory, a small share of the bytes
+that the update reads and writes. An array is copied once, however often it is adopted. Rows are
+only written to the shared memory, never read from it.
 
 **Order.** The other process records an event of ours after its copies. The server asks whether the
 event is reached (`are_inputs_ready`) before a call takes its turn, and COMPUTE never waits for it.
-The event of a process that hangs or was killed may never be reached, and the store would hang with
-it. For the same reason COMPUTE does not wait for an event that was reached: it may have been
-recorded again since. In the other direction no event is needed, because a call waits for its GPU
-before it returns.
+The event of a process that hangs or was killed may never be reached, and then the store would hang
+too. For the same reason COMPUTE does not wait for an event that was found to be reached: the other
+process may have recorded it again since. In the other direction no event is needed, because a call
+waits for its GPU before it returns.
 
-**Its initial content** is zeros, because the memory may have contained rows of other clients.
+**Content.** The memory is filled with zeros at first, because it may have contained rows of other
+clients.
 """
 
 from typing import Any
@@ -34,11 +35,11 @@ from embstore.errors import InvalidArgumentError
 
 
 class SharedMemory:
-    """An allocation of its own that another process can open. Used in a turn of the device, except
-    for `are_inputs_ready`.
+    """An allocation that another process can open. It is used in a turn of the device, except by
+    methods for any thread.
 
-    It is freed with the last reference to it and to its arrays. The owner must not drop this
-    reference before the other process has closed the memory.
+    The allocation is freed with the last reference to this object and to its arrays. The owner must
+    not drop its reference before the other process has closed the memory.
     """
 
     def __init__(self, work: GpuWork, byte_count: int) -> None:
@@ -51,7 +52,8 @@ class SharedMemory:
 
     @property
     def are_inputs_ready(self) -> bool:
-        """Whether the other process's last recorded work on the memory is done. Any thread."""
+        """Whether the work on the memory that the other process recorded last is done. Any
+        thread."""
         return self._runtime.is_reached(self.exported.event)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "SharedArray":
@@ -62,7 +64,7 @@ class SharedMemory:
 
 
 class SharedArray:
-    """An array in shared memory, as a command contains it in place of an array of the caller."""
+    """An array in shared memory, which a command contains in place of an array of the caller."""
 
     def __init__(self, d_array: DeviceArray, shape: tuple[int, ...]) -> None:
         self.d_array = d_array
@@ -80,7 +82,7 @@ class SharedArray:
         return self.shape[0]
 
     def owned(self, work: GpuWork) -> DeviceArray:
-        """Return the copy in memory of our own, which is made on first use."""
+        """Return a copy of the array in memory of our own. The copy is made on first use."""
         if self._own is None:
             there = self.d_array
             self._own = work.scratch.take(there.count, there.dtype, width=there.width)

@@ -2,18 +2,18 @@
 
     slab of C slots    rows C x row bytes    and    keys C int64 | scores C int64 | dirty C uint8
 
-so that slots are added and dropped without a copy. Kernels find a slot's row and its metadata in a
+so that slots are added and dropped without a copy. Kernels find a slot's row and its metadata by a
 table of addresses (`slabs.cuh`). In level one, rows and metadata of a slab are one allocation. In
 level two the rows are in pinned host memory, which the kernels read and write over the bus. Rows
-outside slots (copies for one call) are one slab without metadata.
+outside slots (copies for one call) are a single slab without metadata.
 
-When a pool's slab size grows with its budget, allocations keep the smallest size so far, of which
-the larger sizes are multiples. When the slab size shrinks, each slab is copied into smaller slabs,
-one slab after the other. The next slab is copied into the memory that the last one freed. If
-another process takes this memory, rows are lost, and the device counts as lost.
+When a pool's slab size grows with its budget, allocations keep the smallest slab size so far;
+larger sizes are multiples of it. When the slab size shrinks, each slab is copied into smaller
+slabs, one slab after the other. Each slab is copied into the memory that the slab before it freed.
+If another process takes this memory, rows are lost, and the device counts as lost.
 
-CUDA allocates a megabyte or more in units of two megabytes. The size of a slab is counted
-accordingly, and in a large cache slabs are as large as possible.
+CUDA makes allocations of a megabyte or more in units of two megabytes. The size of a slab is
+counted accordingly, and in a large cache slabs are as large as possible.
 """
 
 from dataclasses import dataclass, field
@@ -29,17 +29,17 @@ from embstore.layout import Layout
 METADATA_BYTES = 8 + 8 + 1
 _GRAIN_BYTES = 2 << 20
 FLAT_SHIFT = 62
-"""The shift of rows that are one slab."""
+"""The value of `shift` for rows that are a single slab."""
 
 
 @dataclass
 class SlabRows:
-    """Rows as kernels take them, by three parameters."""
+    """Rows in slabs, in the form that kernels take: three arguments."""
 
-    table: DeviceArray  # (2 * slabs,) uint64: addresses of rows and metadata in turn
+    table: DeviceArray  # (2 * slabs,) uint64: alternately addresses of rows and of metadata
     shift: int
     layout: Layout
-    owner: Any = None  # keeps the memory of flat rows alive
+    owner: Any = None  # of the memory, if the rows are a single slab
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -63,7 +63,8 @@ class Located(NamedTuple):
     """The slots of the keys of a lookup."""
 
     moves: int
-    """The number of moves of rows to and from slots. If it has grown, rows may be elsewhere."""
+    """The number of moves of rows to and from slots. If it has grown since, rows may be in other
+    slots."""
     tables: list[tuple[int, int]]
     """The table id and the number of keys of each table, as in the call."""
     keys: DeviceArray  # (n,) int64
@@ -126,7 +127,7 @@ class Slabs:
                     raise
                 self.runtime.is_lost = True
                 raise DeviceError(f"rows were lost while slabs were split: {exc}") from exc
-            slab = self.slabs.pop(0)  # its memory is free for the pieces of the next
+            slab = self.slabs.pop(0)  # its memory is then free for pieces of the next slab
             for number, piece in enumerate(pieces):
                 self._copy_piece(slab, number, piece, shift)
             smaller += pieces
@@ -146,7 +147,8 @@ class Slabs:
         self, source: DeviceArray, at: int, number: int, target: DeviceArray, target_at: int,
         item_bytes: int, shift: int,
     ) -> None:  # fmt: skip
-        """Copy the items of piece `number`; the items of all pieces begin at byte `at`."""
+        """Copy the items of piece `number` of a slab, whose items begin at byte `at` of
+        `source`."""
         size, low = item_bytes << shift, at + (number * item_bytes << shift)
         self.runtime.copy(source[low : low + size], target[target_at : target_at + size])
 

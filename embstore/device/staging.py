@@ -1,10 +1,10 @@
-"""Copies between host and device: pinned buffers, filled and emptied while others are copied.
+"""Copies between host and device, through pinned buffers that are filled while others are copied.
 
 A copy to or from memory that is not pinned passes through a buffer of the driver, in the calling
 thread. Here such copies use rings of pinned buffers. While one buffer is copied, several threads
 fill the next, and the caller continues as soon as the last buffer is filled. Buffers only grow,
-because freeing pinned memory would wait for the device. Each buffer has a mark after its last use,
-and is waited for when its turn comes again.
+because freeing pinned memory would wait for the device. Each buffer has a mark after its last use;
+the host waits for this mark before it uses the buffer again.
 
     pack      small arrays of a call, in COMPUTE: one copy of all that is sent between two waits
     upload    large arrays, in UP, piece by piece
@@ -28,12 +28,12 @@ from embstore.layout import Layout
 
 BUFFERS = 3
 PIECE_BYTES = 4 << 20
-"""Bytes of a piece of a copy: enough to use the bus fully, few enough to overlap."""
+"""Bytes of a piece of a copy: enough to use the bus fully, and few enough for pieces to overlap."""
 LARGE_BYTES = 512 << 10
-"""Copies of at least this many bytes are cut into pieces, and run while COMPUTE works."""
+"""Copies of at least this many bytes are cut into pieces, and run concurrently with COMPUTE."""
 PACK_BYTES, _FIRST_PACK_BYTES = 1 << 20, 16 << 10
-"""The most bytes sent together between two waits, and the first size of packs, which grow to the
-size that calls need."""
+"""The most bytes that are sent together between two waits, and the first size of packs; packs grow
+to the size that calls need."""
 _PACKS = 4
 ALIGNMENT = 16
 
@@ -57,13 +57,13 @@ class Pack:
     """Pinned memory that is filled, and its twin in scratch memory, to which it is copied."""
 
     buffer: Buffer
-    memory: NDArray[np.uint8]  # the buffer's memory when the pack was opened
+    memory: NDArray[np.uint8]  # memory of the buffer when the pack was opened
     d_memory: DeviceArray
     used: int = 0
 
 
 class Ring:
-    """Pinned buffers used in turn; each has a twin on the device if `scratch` is given."""
+    """Pinned buffers that are used in turn; each has a twin on the device if `scratch` is given."""
 
     def __init__(self, runtime: Recorder, count: int, scratch: Scratch | None = None) -> None:
         self._runtime = runtime
@@ -72,7 +72,7 @@ class Ring:
         self._next = 0
 
     def take(self, byte_count: int) -> Buffer:
-        """Return the next buffer, free, with at least `byte_count` bytes."""
+        """Return the next buffer, which is free and has at least `byte_count` bytes."""
         buffer = self._buffers[self._next]
         self._next = (self._next + 1) % len(self._buffers)
         if buffer.mark is not None:
@@ -91,7 +91,7 @@ class Ring:
                 self._lengthen(buffer, byte_count)
 
     def clear(self) -> None:
-        """Free the buffers. The device must have done all queued work, or be lost."""
+        """Free the buffers. The device must have done all queued work, or must be lost."""
         self._buffers = [Buffer(np.empty(0, np.uint8)) for _ in self._buffers]
 
     def _lengthen(self, buffer: Buffer, byte_count: int) -> None:
@@ -126,8 +126,8 @@ class Staging:
     # Up
 
     def place(self, byte_count: int) -> tuple[NDArray[np.uint8], DeviceArray]:
-        """Return memory of a pack, which the caller fills at once, and the device array to which it
-        will be copied. `byte_count` is below LARGE_BYTES."""
+        """Return memory of a pack, which the caller fills at once, and the device array to which
+        this memory will be copied. `byte_count` is below LARGE_BYTES."""
         size, pack = -(-byte_count // ALIGNMENT) * ALIGNMENT, self._pack
         if pack is None:
             pack = self._open_pack()
@@ -156,7 +156,7 @@ class Staging:
     def upload(self, sources: Sequence[NDArray[Any]], target: DeviceArray) -> None:
         """Copy arrays, one after the other, into a large array of the device. Work queued in
         COMPUTE from now on runs after the copy."""
-        self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # `target` may be in use until then
+        self._runtime.follow(UP, self._runtime.mark(COMPUTE))  # earlier work may use `target`
         parts, target_bytes = [_bytes_of(source) for source in sources], target.view(np.uint8)
         try:
             for low, high in _pieces(target.nbytes):
@@ -166,7 +166,7 @@ class Staging:
                     self._copy(of_part, piece[of_piece])
                 self._runtime.upload(piece, target_bytes[low:high], stream=UP)
                 buffer.mark = self._runtime.mark(UP)
-        finally:  # also on an error: `target` may be used again, in COMPUTE
+        finally:  # also after an error: COMPUTE may use `target` again
             self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
     def secure(self) -> None:
@@ -175,7 +175,8 @@ class Staging:
         self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
-        """Return a buffer to fill and pass to `send_rows`, before the next call of this method."""
+        """Return a buffer. The caller fills it and passes it to `send_rows` before the next call of
+        this method."""
         return self._rows.take(byte_count)
 
     def stage(self, count: int, layout: Layout) -> Rows:
@@ -186,13 +187,14 @@ class Staging:
         return rows
 
     def staged(self, rows: Rows) -> Buffer | None:
-        """Return the buffer of the rows that `stage` returned last, once; None for other rows."""
+        """Return the buffer of the rows that `stage` returned last, but only once; None for other
+        rows."""
         staged, self._staged = self._staged, None
         return staged[1] if staged is not None and staged[0] is rows else None
 
     def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
-        """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller then sets the
-        buffer's mark again, after the kernels that read the twin."""
+        """Copy the buffer to its twin, in UP, and make COMPUTE follow. After the kernels that read
+        the twin the caller sets the buffer's mark again."""
         assert buffer.d_memory is not None
         d_rows = buffer.d_memory[:byte_count]
         self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
@@ -207,15 +209,15 @@ class Staging:
     # Down
 
     def download(self, source: DeviceArray, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy a large array that COMPUTE writes into host arrays, in order; wait for the copy."""
+        """Copy a large array that COMPUTE writes into host arrays, one after the other. Waits."""
         parts = [_bytes_of(target) for target in targets]
         for low, piece in self._pieces_of(source.view(np.uint8)):
             self._spread(piece, low, parts)
 
     def begin_small(self, source: DeviceArray) -> Buffer:
-        """Begin to copy an array that COMPUTE writes: fewer than LARGE_BYTES, or a call's findings.
-
-        The data is in the returned buffer once COMPUTE has been waited for, and until `end_small`.
+        """Begin to copy an array that COMPUTE writes. The array has fewer than LARGE_BYTES, or is a
+        call's findings. The returned buffer contains the data once the host has waited for COMPUTE,
+        until `end_small`.
         """
         buffer = self._small_down.pop() if self._small_down else Buffer(np.empty(0, np.uint8))
         if len(buffer.memory) < source.nbytes:
@@ -224,7 +226,8 @@ class Staging:
         return buffer
 
     def end_small(self, buffer: Buffer, begin: int, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy the arrived bytes, from `begin` on, into host arrays, one after the other."""
+        """Copy the bytes that have arrived, from byte `begin` on, into host arrays, one after the
+        other."""
         if targets:
             parts = [_bytes_of(target) for target in targets]
             end = begin + sum(map(len, parts))
@@ -232,10 +235,11 @@ class Staging:
         self._small_down.append(buffer)
 
     def begin_download(self, source: DeviceArray) -> Buffer:
-        """Begin to copy an array in DOWN; the data is in the buffer once its mark is reached.
+        """Begin to copy an array in DOWN. The returned buffer contains the data once its mark is
+        reached.
 
-        The caller has made DOWN follow the writers of `source`. A buffer is valid until this method
-        was called twice more.
+        The caller has made DOWN follow the work that writes `source`. A buffer is valid until the
+        second next call of this method.
         """
         buffer = self._down.take(source.nbytes)
         self._runtime.download(source, buffer.memory[: source.nbytes], stream=DOWN)
@@ -243,7 +247,8 @@ class Staging:
         return buffer
 
     def _pieces_of(self, source: DeviceArray) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the pieces of an array on the host; while one is used, the next is copied."""
+        """Yield the pieces of an array, on the host. While one piece is used, the next piece is
+        copied."""
         self._runtime.follow(DOWN, self._runtime.mark(COMPUTE))
         under_way: list[tuple[int, int, Buffer]] = []
         try:
@@ -253,7 +258,7 @@ class Staging:
                     yield self._arrived(*under_way.pop(0))
             for piece in under_way:
                 yield self._arrived(*piece)
-        finally:  # also on an error: `source` may be used again, in COMPUTE
+        finally:  # also after an error: COMPUTE may use `source` again
             self._runtime.follow(COMPUTE, self._runtime.mark(DOWN))
 
     def _arrived(self, low: int, high: int, buffer: Buffer) -> tuple[int, NDArray[np.uint8]]:
@@ -289,8 +294,8 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 def _shared(
     parts: Sequence[NDArray[np.uint8]], low: int, high: int
 ) -> Iterator[tuple[NDArray[np.uint8], slice]]:
-    """Yield, for bytes [low, high) of the concatenated parts, the piece of each part and its slice
-    of these bytes."""
+    """Yield the pieces of parts that form the bytes [low, high) of the concatenated parts. With
+    each piece yield the slice of these bytes that it fills."""
     begin = 0
     for part in parts:
         first, last = max(low, begin), min(high, begin + len(part))

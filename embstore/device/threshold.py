@@ -1,11 +1,11 @@
-"""The highest score of the victims, found without a sort.
+"""The highest score of the victims, which is found without a sort.
 
 Victims are the candidates of lowest score in [0, PIN_ONE): a slot with a higher score is pinned, a
-slot with a lower score has no row yet. The range of all scores is cut into bins of a power of two,
-and the scores in each bin are counted. Then the bin with the score of rank `count` is cut in the
-same way, until a bin is one score, or the number of scores up to its end is exactly `count`. Each
-count reads all scores. Two counts are enough under LRU if the oldest score is at most four million
-calls old. `select_victims.cu` does the same on a GPU.
+slot with a lower score has no row yet. The range of all scores is cut into bins whose width is a
+power of two, and the scores in each bin are counted. Then the bin with the score of rank `count` is
+cut in the same way, until a bin is one score, or the number of scores up to its end is exactly
+`count`. Each count reads all scores. Two counts are enough under LRU if the oldest score is at most
+four million calls old. `select_victims.cu` does the same on a GPU.
 """
 
 from typing import Protocol
@@ -21,12 +21,12 @@ class Candidates(Protocol):
     """The scores of candidates, as the CPU counts them."""
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
-        """Return how many candidates have floor <= score < ceiling, their lowest and their
-        highest."""
+        """Return how many candidates have floor <= score < ceiling, and the lowest and the highest
+        score of these candidates."""
 
     def bins(self, floor: int, ceiling: int, shift: int) -> NDArray[np.int64]:
-        """Return the counts of these candidates in 2**BIN_BITS bins of 2**shift scores each; the
-        first bin begins at floor."""
+        """Return how many candidates with floor <= score < ceiling are in each of 2**BIN_BITS bins.
+        A bin has 2**shift scores; the first bin begins at floor."""
 
 
 def find_threshold(candidates: Candidates, count: int) -> tuple[int, int, int]:

@@ -19,28 +19,28 @@ Array = Any
 Slots = NDArray[np.int64]
 Flags = NDArray[np.uint8]
 Counts = NDArray[np.int64]
-"""The accesses of the caller that each position of a call stands for."""
+"""The number of accesses that each position of a call stands for."""
 
 
 @dataclass
 class Findings:
     """The results of kernels about a batch, valid once the batch is synchronized."""
 
-    outside: int = -1  # the first position whose key is outside its table
+    outside: int = -1  # first position whose key is outside its table
     missing: int = 0  # unique keys without a slot, when the batch was probed
     large: int = -1  # the lowest id whose scaled sum has an element of `arithmetic.LARGE` or more
 
 
 @dataclass
 class Batch:
-    """Unique row keys of a call and their positions; `bounds` cut positions into segments."""
+    """The unique row keys of a call, and its positions, which `bounds` cut into segments."""
 
     unique_keys: Array  # (u,) int64; (n,) before the batch is synchronized
     inverse: Array  # (n,) int32
     bounds: NDArray[np.int64]  # (segments + 1,), on the host
     found: Findings = field(default_factory=Findings)
     is_known: bool = True
-    """Whether `found` has all results up to now."""
+    """Whether `found` has all results of the work so far."""
     is_distinct: bool = False
     """Whether position p has id p."""
     is_grouped: bool = False
@@ -54,7 +54,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of one segment. Occurrence i, counted from the segment's start, receives
+    """The gradients of one segment. Position i, counted from the segment's start, receives
 
         rows[i]                              if `source` is None (one gradient per key), else
         rows[source[i]]                      if `coefficients` is None       (bags, sum)
@@ -87,15 +87,15 @@ class TableParameters:
     seeds: NDArray[np.uint64]
     initial_state: NDArray[np.float32]
     key_mask: int = KEY_MASK
-    """The bits of a row key that contain the key; the others contain the table's number."""
+    """The bits of a row key that contain the key; the other bits contain the table's number."""
 
 
 @dataclass
 class IndexArrays:
     """A two-choice bucket index, key -> slot: `bucket_keys` (buckets, width), EMPTY_KEY where free.
 
-    A key is in one of its two buckets. If both were full at its insertion, it is in the stash,
-    whose first `stash_count[0]` places are in use. A key is in the index at most once.
+    A key is in one of its two buckets. If these buckets were full at its insertion, it is in the
+    stash, whose first `stash_count[0]` places are in use. A key is in the index at most once.
     """
 
     bucket_keys: Array  # (buckets, width) int64
@@ -107,8 +107,8 @@ class IndexArrays:
 
 @dataclass(frozen=True, eq=False)
 class PoolUpdate:
-    """A pool's part of an update whose rows all have slots. Fields are as in `sum_by_key`, `apply`
-    and `touch`."""
+    """A pool's part of an update whose rows all have slots. The fields are as in `sum_by_key`,
+    `apply` and `touch`."""
 
     batch: Batch
     gradients: Sequence[Gradients]
@@ -122,15 +122,16 @@ class PoolUpdate:
     """The clock that scores get; 0: scores do not change."""
     counting: int
     sums: Array
-    """Memory for sums of keys that occur again, (positions / 2, dim) or more; void afterwards."""
+    """Memory for sums of keys that occur more than once, (positions / 2, dim) or more. Its content
+    is void after the update."""
 
 
 SlotMemory = Any
-"""The slots of a pool. Each has a row (`embstore.layout`), the row key in it, its score
-(`embstore.score`) and a flag, whether it is dirty.
+"""The slots of a pool. Each slot has a row (`embstore.layout`), the row key of this row, a score
+(`embstore.score`), and a flag that is set if the slot is dirty.
 
-A free slot's key is EMPTY_KEY. Other code reads only `rows`: an Array of rows, as `gather` takes
-it.
+A free slot's key is EMPTY_KEY. Code outside the device reads only the attribute `rows`: an Array of
+rows, as `gather` takes it.
 """
 
 
@@ -163,13 +164,14 @@ class Selected:
     slots: Slots
     scores: NDArray[np.int64]
     contents: Callable[[Slots], SlotContents]
-    """A function that returns the contents of slots; they must be among those that were read."""
+    """A function that returns the contents of slots; these slots must be among the slots that were
+    read."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """The keys of a call that have no slot in level one, (m,), on the device. Keys that have no
-    slot in level two either are first."""
+    """The keys of a call that have no slot in level one, (m,), on the device. First are the keys
+    that have no slot in level two either."""
 
     keys: Array  # int64
     places: Array  # int32, ids in the call
@@ -177,7 +179,7 @@ class Missing:
     victims: Array
     """The slots of level one with the lowest scores, which leave."""
     highest: int
-    """The highest score of these victims; -1: there are none."""
+    """The highest score of the victims; -1: there are no victims."""
     absent: int
     """The number of keys that are in neither level."""
     dirty: int

@@ -1,15 +1,17 @@
-"""Kernels, one verb per file: the CPU twin (Numba, `<verb>.py`) and its CUDA source, `<verb>.cu`.
+"""Kernels, one verb per file: for the CPU in Numba (`<verb>.py`), for GPUs in CUDA (`<verb>.cu`).
 
-A kernel knows arrays and indices, no tables and no policies. A kernel that can be split over
-threads takes `low, high` and processes only this part of its range. Its bits never depend on the
-split, because one thread computes each element of the result, in an order that the contract fixes.
-A kernel that needs a list of arrays (the segments of a batch) takes their addresses.
+A kernel works on arrays and indices, without a notion of tables or policies. A kernel that can be
+split over threads takes `low, high` and processes only this part of its range. The bits of the
+result never depend on the split, because each element is computed by one thread, in an order that
+the contract fixes. A kernel that needs a list of arrays (the segments of a batch) takes the
+addresses of the arrays.
 
-Code that several CUDA sources need is in headers, one idea each, with its theory at the top. A file
-includes the headers whose names it uses, and headers do not include each other in circles:
+Code that several CUDA sources need is in headers, one idea per header, with its theory at the top.
+A file includes the headers whose names it uses; no header includes itself, directly or through
+others:
 
     types         integers, threads, the type of an element
-    keys          row keys             score     its fields
+    keys          row keys             score     fields of a score
     slabs         addresses of slots   index     the slot of a key
     segments      a batch              findings  results for the host
     floats        NaN, large sums      pieces    rows, moved by groups of lanes

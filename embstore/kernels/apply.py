@@ -3,7 +3,7 @@ scalars of the key's table (`table_of`); dirty[slots[i]] = 1.
 
 Preconditions: keys, and therefore slots, are unique. A NaN that arises is written as 0x7fc00000.
 Every row is updated by one thread, in a fixed order over dim (rule 3 for a row formula). The kernel
-can be split over i. `embstore.arithmetic.compiled_update` has the update of a row.
+can be split over i. The update of one row is in `embstore.arithmetic.compiled_update`.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def apply(
     low: jit.Int,
     high: jit.Int,
 ) -> None:
-    """Update the rows of [low, high)."""
+    """Update the rows of slots[low:high]."""
     start, stride = rows.ctypes.data, rows.shape[1]
     sums_start, dim = sums.ctypes.data, sums.shape[1]
     scalars_start, columns = scalars.ctypes.data, scalars.shape[1]

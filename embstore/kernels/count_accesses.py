@@ -1,4 +1,4 @@
-"""Accesses of a call, and how many of them hit.
+"""The number of accesses of a call, and how many of them hit.
 
 count_accesses, over the positions p whose id is in [low, high): the number of accesses, and the
 number of accesses with slots[inverse[p] - low] >= 0. A position stands for counts[p] accesses.

@@ -5,14 +5,14 @@
     copy_slots    targets[places[i], d]     = rows[slots[i], d]              d < stride
     look_up       outs[s][p - bounds[s], d] = rows[slot of the key at p, d]  d < dim, p of segment s
 
-Where the slot is -1, the output is unchanged; copy_slots gets no -1. Bits are copied, NaNs
-included. All but look_up can be split over p, or over i.
+Where the slot is -1, the output is unchanged; copy_slots gets no -1. Bits are copied, also those of
+NaNs. All kernels but look_up can be split over p, or over i.
 
-look_up is unique, probe, touch and gather of a small call in one kernel, without making its keys
-unique. For a key that occurs again, the lines are in the processor's cache, and the slot already
-has the call's clock, so it is touched only once. If a key is outside its table, has no slot, or its
-row is pending, nothing is done. Its CUDA twin is three kernels: locate (probe.cu), touch_once
-(scores.cu) and gather.
+look_up does the work of unique, probe, touch and gather for a small call in one kernel, without
+making keys unique. When a key occurs again, its cache lines are in the processor's cache, and its
+slot already has the call's clock, so the slot is touched only once. If a key is outside its table
+or has no slot, or if its row is pending, nothing is done. In CUDA three kernels correspond to
+look_up: locate (probe.cu), touch_once (scores.cu) and gather.
 """
 
 import numpy as np
@@ -35,8 +35,8 @@ from embstore.layout import ELEMENT_BYTES, VALUE_BYTES
 from embstore.score import CLOCK_MASK, FORESEEN
 
 AHEAD = 16
-"""The distance in rows between a row in use and the row that is prefetched. Times for 8 to 24 were
-alike; 4 took half as long again with rows in memory."""
+"""The distance in rows between a row in use and the row that is prefetched. Distances from 8 to 24
+took equal times; with rows in memory a distance of 4 took 1.5 times as long."""
 
 
 @building_block
@@ -124,17 +124,17 @@ def look_up(
     stash_count: jit.Int64sIn,
     scores: jit.Int64s,  # (slots,)
     rows: jit.RowsIn,  # (slots, stride)
-    key_addresses: jit.Int64sIn,  # (segments,), two may be of one table
+    key_addresses: jit.Int64sIn,  # (segments,), of which two may be of one table
     bounds: jit.Int64sIn,  # (segments + 1,)
     table_ids: jit.Int64sIn,  # (segments,)
     row_counts: jit.Int64sIn,  # (segments,)
     out_addresses: jit.Int64sIn,  # (segments,), each (positions of the segment, dim) float32
     dim: jit.Int,
-    clock: jit.Int,  # that no score has yet; 0: scores do not change
+    clock: jit.Int,  # in no score yet; 0: scores do not change
     counting: jit.Int,
     slots: jit.Int64s,  # (n,) scratch
 ) -> int:
-    """Return how many slots were touched; -1 if nothing was done."""
+    """Return how many slots were touched, or -1 if nothing was done."""
     seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     start, stride, scores_start = rows.ctypes.data, rows.shape[1], scores.ctypes.data
     for segment in range(key_addresses.shape[0]):

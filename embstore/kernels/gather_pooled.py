@@ -5,7 +5,7 @@
 
 and, for mean, the sum divided by fp32(offsets[b + 1] - offsets[b]). An empty bag gives zeros; a NaN
 is written as 0x7fc00000 (contract.md, rules 1, 2, 8). No slot is -1. The kernel can be split over
-bags: one thread sums a bag, in the order of its positions.
+bags: one thread sums the rows of a bag, in the order of their positions.
 """
 
 import numpy as np

@@ -1,9 +1,10 @@
-"""The positions of a call by id; the positions of each id are ascending.
+"""The positions of a call, grouped by id; within a group they are ascending.
 
 group, over ids: positions[starts[id]:starts[id + 1]] = the p with inverse[p] = id, ascending.
 
 Preconditions: ids in [0, u), fewer than 2**31 positions. The result is a function of the ids alone.
-The kernel cannot be split: a thread would need the number of each id in all parts before its own.
+The kernel cannot be split: a thread would need to know how often each id occurs in all parts before
+its own part.
 """
 
 from embstore.arithmetic.compiled import group_positions

@@ -5,8 +5,8 @@
                         initial_state[t]                            dim <= d < dim + state_dim
                         0                                           the padding
 
-The kernel is a pure function of its arguments, whatever the split (over i) and the order are. Slots
-are unique.
+The kernel is a pure function of its arguments, independently of the split (over i) and of the
+order. Slots are unique.
 """
 
 import numpy as np

@@ -1,17 +1,18 @@
-"""Insert into and erase from the index of `probe.py`, in place.
+"""Inserting keys into the index of `probe.py`, and erasing keys from it, in place.
 
     insert   afterwards probe(keys[i]) = slots[i]
     erase    afterwards probe(keys[i]) = -1
 
-A new key is put into its first bucket while this bucket has two free places, else into the emptier
-of its two buckets. If both are full, one of the 16 keys in them moves to its own other bucket, if
-that has room. If no key can move, the new key is put into the stash. This was simulated at two
-thirds full, the highest load of an index from `allocate_index`, with every key replaced four times:
-one insertion in four hundred moved a key, and none needed the stash. The stash is therefore only
-for keys that are chosen to collide; insert is refused only when it is full. Four keys in five are
-in their first bucket, and `probe` reads one bucket for them. Rejected: always using the emptier
-bucket (three keys in five are then in their first; a probe took 1.2 times as long in cache, 1.7
-times from memory).
+A new key is put into its first bucket if this bucket has two free places, else into the emptier of
+its two buckets. If both buckets are full, one of the 16 keys in these buckets moves to its other
+bucket, if its other bucket has room. If no key can move, the new key is put into the stash. This
+was simulated with an index that was two thirds full, the highest load of an index from
+`allocate_index`. Every key was replaced four times: one insertion in four hundred moved a key, and
+no insertion needed the stash. The stash is therefore only for keys that are chosen to collide;
+insert fails only when the stash is full. Four keys in five are in their first bucket, so that
+`probe` reads only one bucket for them. Rejected: always using the emptier bucket. Then only three
+keys in five are in their first bucket; a probe took 1.2 times as long in cache, 1.7 times from
+memory.
 
 Preconditions: keys are unique and absent (insert), or unique and present (erase); slots < 2**32.
 One thread runs the kernels. The place of a key depends on the order of insertions, but no result
@@ -39,7 +40,7 @@ from embstore.kernels.probe import (
 )
 
 FIRST_FREE_MIN = 2
-"""The free places that suffice to use a key's first bucket without reading its second."""
+"""The number of free places in a key's first bucket from which on the second bucket is not read."""
 
 
 @building_block
@@ -50,7 +51,8 @@ def _free_count(start: int, bucket: int) -> int:
 
 @building_block
 def _move_one_out(bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, bucket: int) -> int:
-    """Move a key of a full bucket to its other bucket; return its place, now free, or -1."""
+    """Move a key of a full bucket to the other bucket of that key. Return the place that this
+    frees, or -1 if no key can move."""
     for way in range(BUCKET_WIDTH):
         key = bucket_keys[bucket, way]
         first, second = buckets_of(key, bucket_keys.shape[0])
@@ -68,7 +70,8 @@ def _move_one_out(bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, buck
 def _free_place(
     bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, first: int, second: int
 ) -> int:
-    """Return a free place in either bucket, which may be made by moving a key, or -1."""
+    """Return a free place in one of the buckets, if need be by moving a key; -1 if there is
+    none."""
     start = bucket_keys.ctypes.data
     free, bucket = _free_count(start, first), first
     if free < FIRST_FREE_MIN and _free_count(start, second) > free:
@@ -91,7 +94,8 @@ def insert(
     keys: jit.Int64sIn,  # (n,)
     slots: jit.Int64sIn,  # (n,)
 ) -> bool:
-    """Insert all keys. Return False if the stash has no room for a key; earlier keys stay."""
+    """Insert all keys. Return False if the stash has no room for a key; keys inserted before it
+    stay."""
     firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
     for begin in range(0, keys.shape[0], BLOCK_KEYS):
@@ -125,7 +129,8 @@ def erase(
     stash_count: jit.Int64s,  # (1,)
     keys: jit.Int64sIn,  # (n,)
 ) -> None:
-    """Erase all keys. The last key of the stash moves to the place of a key erased there."""
+    """Erase all keys. If a key is erased from the stash, the stash's last key moves to its
+    place."""
     firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     keys_start = bucket_keys.ctypes.data
     for begin in range(0, keys.shape[0], BLOCK_KEYS):

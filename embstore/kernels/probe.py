@@ -1,12 +1,12 @@
 """The slot of each key: slots[i] = the slot of keys[i] in the index, or -1.
 
-The index is an IndexArrays of `embstore.device.values`; here a bucket is 8 keys, one cache line. A
-key's two buckets are the upper and the lower half of its mixed 64 bits, each times the number of
-buckets, divided by 2**32. So the number of buckets need not be a power of two, and the two choices
-are independent. Every key is in one of two cache lines, except keys in the stash, which is nearly
-always empty.
+The index is an IndexArrays of `embstore.device.values`; here a bucket is 8 keys, one cache line.
+The numbers of a key's two buckets follow from the upper and the lower half of its mixed 64 bits:
+each half is multiplied by the number of buckets and divided by 2**32. So the number of buckets need
+not be a power of two, and the two choices are independent. Every key is in one of two cache lines,
+except keys in the stash, which is nearly always empty.
 
-Keys may repeat. The result does not depend on a key's place in its buckets. A block of keys is
+Keys may repeat. The result does not depend on the place of a key in its buckets. A block of keys is
 processed in three rounds: prefetch the line of the first bucket; prefetch the line of the slot, or
 of the second bucket; read the result. So the latency of memory is paid three times per block, and
 not per key. Blocks of 256 keys were twice as fast as blocks of 32.
@@ -46,15 +46,16 @@ def buckets_of(key: np.int64, bucket_count: int) -> tuple[int, int]:
 
 @building_block
 def place_in(start: int, bucket: int, key: np.int64) -> int:
-    """Return bucket * 8 + the key's place in the bucket, or -1; keys begin at address `start`."""
+    """Return bucket * 8 + the key's place in the bucket, or -1. The index's keys begin at address
+    `start`."""
     equal: int = equal_among_8(start + bucket * 64, key)
     return bucket * BUCKET_WIDTH + lowest_bit(equal) if equal else -1
 
 
 @building_block
 def place_of(start: int, first: int, second: int, key: np.int64) -> int:
-    """Return the key's place in either bucket, or -1. No branch depends on which bucket it is,
-    since it would be mispredicted every other time."""
+    """Return the key's place in one of the two buckets, or -1. No branch depends on which bucket
+    contains the key, since such a branch would be mispredicted every other time."""
     one: int = equal_among_8(start + first * 64, key)
     other = equal_among_8(start + second * 64, key)
     bucket = first if one else second
@@ -80,15 +81,16 @@ def probe_block(
     stash_slots: jit.Uint32sIn,
     stash_count: jit.Int64sIn,
     keys: jit.Int64sIn,
-    prefix: np.int64,  # of a row key; 0 where keys are row keys
+    prefix: np.int64,  # of row keys; 0 if keys are row keys
     begin: int,
-    end: int,  # at most BLOCK_KEYS more
+    end: int,  # at most begin + BLOCK_KEYS
     slots: jit.Int64s,
     shift: int,
-    places: jit.Int64s,  # (BLOCK_KEYS,) scratch, and so is `seconds`
+    places: jit.Int64s,  # (BLOCK_KEYS,) scratch, as is `seconds`
     seconds: jit.Int64s,
 ) -> int:
-    """Write the slots of keys[begin:end] from slots[shift + begin] on; return how many are -1."""
+    """Write the slots of keys[begin:end] from slots[shift + begin] on; return how many of them are
+    -1."""
     keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
     flat_slots = carray(pointer_at(slots_start), bucket_slots.size, np.uint32)
     absent = 0
@@ -128,7 +130,7 @@ def probe(
     low: jit.Int,
     high: jit.Int,
 ) -> int:
-    """Write slots[low:high]; return how many are -1."""
+    """Write slots[low:high]; return how many of them are -1."""
     seconds, places = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     absent = 0
     for begin in range(low, high, BLOCK_KEYS):

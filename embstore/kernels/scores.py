@@ -6,7 +6,7 @@
                      (COUNT_NONE), one more but saturating (COUNT_UP), or stays (COUNT_KEEP)
     set_counts       the count of slots[i] becomes counts[i]
     age_scores       the count of every slot becomes count // 2
-    add_pins         slots[i] get pins + step; returns how many have none, before or after
+    add_pins         slots[i] get pins + step; returns how many have no pin before or after
     count_pending    returns how many slots[i] are PENDING
     arrive           slots[i] are no longer PENDING
     foresee          slots[i] become foreseen, with ranks[i]; where the rank is negative, they are
@@ -15,8 +15,9 @@
 `slots` are unique, except for -1, which is skipped; arrive gets no -1. Pins are not checked for
 overflow or underflow: the caller bounds the number of pins.
 
-A touched slot is no longer foreseen, because only the present clock in the low 40 bits marks a row
-that the running call needs. With a rank in these bits, the call could evict its own row.
+A touched slot is no longer foreseen, because a row that the running call needs is recognized only
+by the present clock in the low 40 bits of its score. With a rank in these bits, the call could
+evict a row that it needs.
 """
 
 import numpy as np
@@ -123,7 +124,7 @@ def add_pins(
     slots: Int64sIn,  # (n,), unique but for -1
     step: Int,  # 1 or -1
 ) -> int:
-    """Change each slot's pins; return how many have none, before or after."""
+    """Add `step` to the pins of each slot; return how many slots have no pin before or after."""
     start = scores.ctypes.data
     count = 0
     for i in range(slots.shape[0]):
@@ -170,10 +171,10 @@ def arrive(
 def foresee(
     scores: Int64s,  # (slot count,)
     slots: Int64sIn,  # (n,), unique but for -1
-    ranks: Int64sIn,  # (n,), at most CLOCK_MASK; negative: no use is known, or UNCHANGED
+    ranks: Int64sIn,  # (n,), at most CLOCK_MASK; negative: NO_USE or UNCHANGED
     clock: Int,
 ) -> None:
-    """Rank the slots by their next use."""
+    """Score the slots by the next use of their rows."""
     start = scores.ctypes.data
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:

@@ -1,8 +1,9 @@
 """The slots of lowest score.
 
-select_victims: the `wanted` lowest (score, slot), in ascending order of slot, among resident slots
-(slot_keys[slot] is not EMPTY_KEY) with a score in [0, PIN_ONE), neither pending nor pinned. Slots
-that have the present clock and are not foreseen are excluded.
+select_victims: the `wanted` lowest (score, slot), in ascending order of slot, among candidates. A
+candidate is a resident slot (slot_keys[slot] is not EMPTY_KEY) with a score in [0, PIN_ONE), which
+is neither pending nor pinned. Slots that have the present clock and are not foreseen are no
+candidates.
 
 Selection needs no sort (embstore.device.threshold). Scores are counted in bins until the score of
 the last victim is known; then one pass collects the victims. Counting passes can be split over
@@ -18,8 +19,8 @@ from embstore.score import CLOCK_MASK, FORESEEN
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
 HIGHEST, VICTIMS, STATE, DONE = 2, 6, 7, 2
-"""Positions in the state of a search on a GPU: the highest score, the number of victims, and the
-state; and the value of the last state."""
+"""HIGHEST, VICTIMS and STATE are positions in the state of a search on a GPU: of the highest score,
+the number of victims, and the progress. DONE is the last value of the progress."""
 
 
 @building_block
@@ -35,7 +36,7 @@ def score_range(
     clock: Int,
     floor: Int,
     ceiling: Int,
-    result: Int64s,  # (3,): candidates with floor <= score < ceiling, their minimum and maximum
+    result: Int64s,  # (3,): candidates in [floor, ceiling), least and highest score
     low: Int,
     high: Int,
 ) -> None:
@@ -77,10 +78,11 @@ def collect_victims(
     clock: Int,
     threshold: Int,
     wanted: Int,  # victims in all
-    ties: Int,  # victims with score == threshold: those of lowest slot
+    ties: Int,  # victims with score == threshold; they are the lowest such slots
     victims: Int64s,  # (>= wanted,)
 ) -> int:
-    """Write the candidates below the threshold and `ties` at it, ascending; return their number."""
+    """Write the candidates below the threshold, and the first `ties` candidates at the threshold,
+    in ascending order of slot. Return how many were written."""
     count = 0
     for slot in range(scores.shape[0]):
         score = scores[slot]

@@ -1,12 +1,12 @@
-"""Metadata of slots: the changes that the cache makes when rows enter and leave slots.
+"""The metadata of slots: changes when rows enter and leave slots.
 
     place_keys    slots[i] get key = keys[i], score = score, dirty = 0
     clear_slots   slots[i] get key = EMPTY_KEY, dirty = 0
 
 Slots are unique. A free slot keeps its score, which is never read: a slot without a key is no
-candidate of `select_victims`, and gets a new score with its next row. Both functions are one pass
-of NumPy's own indexing, which takes nanoseconds per slot, little compared to the row that moves
-with it. `scores` changes the scores of slots that keep their rows.
+candidate of `select_victims`, and gets a new score with its next row. Each function is one pass of
+NumPy's indexing, which takes nanoseconds per slot: little, compared with the copy of the row.
+`scores.py` changes the scores of slots that keep their rows.
 """
 
 import numpy as np

@@ -7,13 +7,14 @@ Occurrence p of segment s, with i = p - bounds[s] and `Gradients` of that segmen
     coefficients[i] * rows[source[i]]     form WEIGHTED, the product rounded
     rows[source[i]] / coefficients[i]     form DIVIDED, the quotient rounded
 
-in the order of positions[starts[id]:starts[id + 1]]. Sums are multiplied by the scale even if it is
-1. The result is -1, or the lowest id whose scaled sum has an element of `sums.LARGE` or more; in
-that case `sums.unaccepted` checks all sums (rule 9). One test after the scale is enough, because a
-sum that is not finite stays non-finite under any finite factor (inf * 0 is NaN).
+in the order of positions[starts[id]:starts[id + 1]]. Sums are multiplied by the scale even if the
+scale is 1. The result is -1, or the lowest id whose scaled sum has an element of `sums.LARGE` or
+more; in that case `sums.unaccepted` checks all sums (rule 9). One test after the scaling is enough,
+because a sum that is not finite stays non-finite when multiplied by a finite factor (inf * 0 is
+NaN).
 
-The kernel can be split over ids. One thread sums an id, so a key with half of the batch's
-occurrences occupies one thread.
+The kernel can be split over ids. One thread computes the sum of an id, so a key with half of the
+batch's occurrences occupies one thread.
 """
 
 from typing import Any
@@ -56,14 +57,14 @@ def sum_by_key(
     id_bounds: jit.Int64sIn,  # (segments + 1,)
     row_addresses: jit.Int64sIn,  # (segments,), each (rows of the segment, dim) float32
     source_addresses: jit.Int64sIn,  # (segments,), each (its positions,) int32; 0: absent
-    coefficient_addresses: jit.Int64sIn,  # (segments,), likewise float32; 0 with PLAIN
+    coefficient_addresses: jit.Int64sIn,  # (segments,), each (its positions,) float32; 0 with PLAIN
     forms: jit.Int8sIn,  # (segments,), PLAIN, WEIGHTED or DIVIDED
     scale: jit.Float32,
     sums: jit.Float32Rows,  # (u, dim)
     low: jit.Int,
     high: jit.Int,
 ) -> int:
-    """Write sums[low:high]; return the lowest of these ids with a large element, or -1."""
+    """Write sums[low:high]; return the lowest of these ids whose sum has a large element, or -1."""
     dim = sums.shape[1]
     sums_start = sums.ctypes.data
     chunk = np.empty(dim, np.float32)

@@ -1,4 +1,4 @@
-"""Unique keys of a call.
+"""The unique keys of a call.
 
 unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
 
@@ -8,10 +8,10 @@ unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
     id_bounds[s]      = how many ids the segments before s have
 
 Preconditions: every table id occurs at most once (so that the ids of a segment are consecutive);
-fewer than 2**31 positions. A key outside [0, row_counts[s]), both unsigned, ends the call: its
-position is returned, and the results are unusable, but the table can be used again. The result is a
-function of the arguments alone. The kernel cannot be split: a thread would need the ids that were
-assigned before its part. 50,000 keys take a third of a millisecond.
+fewer than 2**31 positions. A key outside [0, row_counts[s]), compared as unsigned numbers, ends the
+call: the position of the key is returned, and the results are unusable, but the hash table can be
+used again. The result is a function of the arguments alone. The kernel cannot be split: a thread
+would need the ids that were assigned before its part. 50,000 keys take a third of a millisecond.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ from embstore.arrays import KEY_BITS
 
 @building_block
 def first_outside(keys: jit.Int64sIn, begin: int, end: int, row_count: np.int64) -> int:
-    """Return the first i in [begin, end) with keys[i] outside [0, row_count), or -1."""
+    """Return the first i in [begin, end) whose keys[i] is outside [0, row_count), or -1."""
     outside, limit = 0, np.uint64(row_count)
     for i in range(begin, end):
         outside += bool(np.uint64(keys[i]) >= limit)
@@ -41,9 +41,9 @@ def unique(
     bounds: jit.Int64sIn,  # (segments + 1,)
     table_ids: jit.Int64sIn,  # (segments,)
     row_counts: jit.Int64sIn,  # (segments,)
-    table: jit.Int64Rows,  # (>= places, 2), see embstore.arithmetic.compiled
+    table: jit.Int64Rows,  # (place_count or more, 2), see embstore.arithmetic.compiled
     place_count: jit.Int,  # a power of two, at least twice the positions
-    base: jit.Int,  # above all values that earlier calls left in the table
+    base: jit.Int,  # more than all values that earlier calls left in the table
     unique_keys: jit.Int64s,  # (n,)
     inverse: jit.Int32s,  # (n,)
     id_bounds: jit.Int64s,  # (segments + 1,)

@@ -1,9 +1,9 @@
-"""Look-ahead: a trainer announces the keys of its next steps, and each step's lookup then hits.
+"""Look-ahead: a trainer announces the keys of its next steps, so that the lookups of steps hit.
 
 A trainer opens a **session** over some tables and announces future steps: the unique keys of each
 table, under a step number. Steps are planned and finished in the order of their numbers. A step is
-finished by an update, by a release (its rows were only read) or by a skip. A session is exact: step
-t + 1 reads the rows that step t wrote.
+finished by an update, by a release (if its rows were only read) or by a skip. A session is exact:
+step t + 1 reads the rows that step t wrote.
 
     sessions  the commands: open, join, announce, look up, finish a step, close
     session   a session's ranks and steps; stats: its counters

@@ -1,7 +1,7 @@
-"""Announcements of steps. A call announces all of its steps, in order, or none of them.
+"""Announcements of steps. A call announces all of its steps, in order, or no step.
 
-A step that the rank announced before with the same keys is skipped, so that a rank can repeat an
-announcement. The planner's threads begin to plan announced steps at once.
+A step that the rank has already announced with the same keys is skipped, so that a rank can repeat
+an announcement. The planner's threads begin to plan announced steps at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,19 +31,19 @@ class Announcing:
         self._planner = registry.planner
         self._finishing = finishing
         self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """Function that returns the most bytes of keys that the sessions of an owner can have
-        announced together; None: only the bound of all sessions applies. A server sets the
+        """A function that returns the most bytes of keys that the sessions of an owner can have
+        announced together; None: only the bound for all sessions applies. A server sets the
         function. It is called under the lock."""
 
     def take(self, command: c.Announce) -> Announced:
-        """Announce the steps of a command, or none of them.
+        """Announce all steps of a command, or no step.
 
         Raises
         ------
-        InvalidArgumentError : a step is not the next one, or is more than the session's
-            lookahead_steps_max ahead; keys repeat or are out of range; a table is not the
-            session's.
-        CapacityError : the keys have more bytes than can be announced.
+        InvalidArgumentError : a step is not the next step, or is more than the session's
+            lookahead_steps_max ahead; keys repeat or are out of range; a table is not in the
+            session.
+        CapacityError : the keys have more bytes than can be announced together.
         """
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
@@ -79,8 +79,8 @@ class Announcing:
             return Announced(rank.announced, session.planned_step, is_held_back, at_work)
 
     def announced_bytes(self, owner: str | None = None) -> int:
-        """Return the bytes of the keys announced by the sessions of one owner; None: of all
-        owners."""
+        """Return the bytes of the keys that the sessions of one owner, or of all owners (None),
+        have announced."""
         with self._planner.lock:
             live = self._registry.sessions.values()
             return sum(one.key_bytes for one in live if owner is None or one.owner == owner)

@@ -1,9 +1,9 @@
-"""The clock of leases, which stands still while the process does not run.
+"""The clock of leases, which stops while the process does not run.
 
 A server that was stopped (by SIGSTOP, the migration of a virtual machine, the sleep of a laptop)
-has received no renewals meanwhile, and must not take that for silent clients. Therefore the clock
-advances by at most `STEP_MAX_S` between two readings. While sessions are open, the planner reads it
-at least twice in this time.
+has received no renewals while it was stopped, although clients were not silent. Therefore the clock
+advances by at most `STEP_MAX_S` between two readings. As long as sessions are open, the planner
+reads the clock at least twice in this time.
 """
 
 import threading
@@ -11,12 +11,13 @@ from time import monotonic
 
 STEP_MAX_S, _STEP_MIN_S = 1.0, 0.05
 _STEPS = 4
-"""Clock steps in a lease. A stop of the process costs one step, a quarter of the lease; a trainer
-renews its lease every third of it, so that at least two thirds are left before the stop."""
+"""The number of the clock's steps in a lease. A stop of the process costs one step, a quarter of
+the lease. A trainer renews its lease after a third of the lease, so at least two thirds are left
+when a stop begins."""
 
 
 class Clock:
-    """Seconds in which this process ran. Any thread."""
+    """The seconds in which this process ran. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +26,7 @@ class Clock:
 
     @property
     def pause_s(self) -> float:
-        """Seconds after which the clock must be read again."""
+        """Seconds after which the clock must be read again at the latest."""
         return self._step_s / 2
 
     def keeps(self, lease_s: float | None) -> None:

@@ -1,13 +1,13 @@
-"""The end of a step: each rank sends its share, and the last share finishes the step.
+"""The end of a step: each rank sends a share, and the last share finishes the step.
 
 All ranks must send the same command with the same options. If two ranks contradict each other, all
-ranks get that error, and the step is open again, as after an update that is refused. A rank can
-repeat its share, and can replace it until the step is being applied. The outcome of a finished step
-is remembered for a while (`Session.outcomes`).
+ranks get an error, and the step is open again, as after an update that is refused. A rank can
+repeat its share, and can replace the share until the step is being applied. The outcome of a
+finished step is remembered for a while (`Session.outcomes`).
 
-An update is one command, whose sum over ranks does not depend on the order in which their shares
-arrive (docs/contract.md, rule 6). A release and a skip are commands too, because they advance the
-session's resume position.
+An update is one command, whose sum over ranks does not depend on the order in which the ranks'
+shares arrive (docs/contract.md, rule 6). A release or a skip is a command too, because it advances
+the session's resume position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ _SENT = {"update": "an update", "release": "a release", "skip": "a skip"}
 
 
 class Finishing:
-    """Receives the shares by which ranks finish steps. Any thread; takes the engine."""
+    """Receives the shares by which ranks finish steps. Any thread. Takes the engine."""
 
     def __init__(
         self, tables: Tables, registry: Registry, accessed: Callable[[Sequence[Share]], None]
@@ -89,7 +89,7 @@ class Finishing:
     def _take(self, session: Session, step: Step, rank: Rank, sent: Sent) -> bool:
         """Keep a rank's share; return whether the step must be applied now. Under the lock."""
         if step.attempt.is_applied or step.number <= session.last_step:
-            return False  # sent again: the outcome of the first share counts
+            return False  # a repeated share: the outcome of the first share counts
         for other, before in step.sent.items():
             if other != rank.rank and before.options != sent.options:
                 error = InvalidArgumentError(
@@ -105,13 +105,13 @@ class Finishing:
         return step.attempt.is_applied
 
     def finish_sent(self, session: Session) -> None:
-        """Finish the current step if it waited only for ranks that announce no more steps."""
+        """Finish the current step if it waits only for ranks that announce no more steps."""
         with self._planner.lock:
             step = session.steps.get(session.last_step + 1)
             if step is None or step.attempt.is_applied or not session.is_sent_by_all(step):
                 return
             step.attempt.is_applied = True
-        with suppress(EmbstoreError):  # its ranks get the error
+        with suppress(EmbstoreError):  # the ranks of the step get the error
             self._finish(session, step)
 
     def _finish(self, session: Session, step: Step) -> None:
@@ -160,8 +160,8 @@ class Finishing:
         return outcome
 
     def _logged(self, session: Session, step: Step, options: Options) -> Any:
-        """Return an update as a command for the log; LATER: its sums are logged when they are
-        computed; None: there is no log."""
+        """Return an update as a command for the command log. LATER: the update is logged when its
+        sums are computed. None: there is no command log."""
         if self._tables.frame.log is None:
             return None
         parts = [part for sent in step.sent.values() for part in sent.gradients.values()]
@@ -223,8 +223,8 @@ def _checked_gradients(
 ) -> Mapping[str, c.StepGradients | KeptSums]:
     """Return the checked gradients of some tables, in announced order.
 
-    With several ranks they wait for the gradients of the other ranks. The store then owns them, as
-    copies, or as sums on a device.
+    With several ranks, the gradients are kept until the other ranks' gradients arrive. The store
+    then owns them, as copies, or as sums on a device.
     """
     given = {part.table: part for part in command.tables}
     unknown = sorted(command.options.learning_rates.keys() - session.tables.keys())
@@ -247,7 +247,7 @@ def _checked_gradients(
         _check_positions(part, len(share.keys_of(part.table)))
     is_there, kept = any(is_on_device(p.gradients) for p in command.tables), None
     if is_there and session.facts.world_size == 1:
-        return given  # they are used at once, and checked there
+        return given  # used at once, and checked when used
     if is_there and share.parts[0].pool.device.is_queued:
         kept, may_be_refused = summed(share, given, to_host=is_logged)
         if not may_be_refused:
@@ -271,8 +271,8 @@ def _checked_gradients(
 
 
 def _kept(part: c.StepGradients, count: int) -> c.StepGradients:
-    """Return a rank's gradients, owned by the store and one per key, to wait for the other
-    ranks."""
+    """Return a copy of a rank's gradients, one per key, which is kept until the other ranks'
+    gradients arrive."""
     if part.inverse is not None:
         return summed_part(part, count)
     positions = None if part.positions is None else part.positions.copy()
@@ -295,7 +295,7 @@ def _on_host(table: TableState, share: RankShare, part: c.StepGradients) -> Rows
 
 
 def _described(options: Options) -> str:
-    """Return a description of a rank's share, for an error of another rank."""
+    """Return a description of a rank's share, for the error of another rank."""
     sent, how = _SENT[options.verb], options.update
     if options.verb != "update":
         return sent

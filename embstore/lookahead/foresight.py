@@ -1,34 +1,35 @@
-"""Foresight: among the rows of announced steps, the row needed farthest in the future leaves first.
+"""Foresight: of the rows of announced steps, the row that is needed last leaves the cache first.
 
 A row's next use is known from the moment its step is announced, long before the step is planned,
-because only keys are needed for it. Therefore every row in the cache that an announced step will
-use gets a score that depends on the first such step. All other rows leave before these rows, by the
-pool's policy. This is Belady's rule within the announced steps.
+because only keys are needed to know it. Therefore every row in the cache that an announced step
+will use gets a score that depends on the first such step. All other rows leave before these rows,
+in the order of the pool's policy. This is Belady's rule within the announced steps.
 
-Rows are read ahead of their step's turn, and a choice that is made ahead of the turn knows less
-than a choice at the turn. Two limits keep such choices from costing reads:
+Rows are read ahead of the turn of their step, and a choice that is made ahead of the turn is based
+on less knowledge than a choice at the turn. Two limits keep early choices from costing additional
+reads:
 
-- Steps are planned late, but early enough for their rows to arrive in time (`Session.near_step`).
-- A step that is planned ahead of its turn gets only the slots that it would get at its turn. By
-  then the steps before it are finished, and the rows of these steps can leave too. If one of these
+- Steps are planned late, but early enough that their rows arrive in time (`Session.near_step`).
+- A step that is planned ahead of its turn gets only the slots that it would get at its turn. At its
+  turn the steps before it are finished, and the rows of these steps can leave too. If one of these
   rows is a better victim than the rows that can leave now, the step waits: otherwise it would evict
   rows that are needed sooner.
 
 The second limit holds for announced uses. For rows without an announced use, the policy only
 guesses which rows are needed first, so the rows that can leave now do leave. (Under `rank` most
 rows of a step are of the lowest level; if steps waited for these rows, no row would be read ahead.)
-In the mode "window" a step that is planned ahead gets the slot of any row whose next use is after
-the step: this hides more where reads are slow, and reads more.
+In the mode "window" a step that is planned ahead can get the slot of every row whose next use is
+after the step. This hides more time if reads are slow, but reads more rows.
 
-Measured by simulation, with slots for 1.9 to 7.4 steps and 16 announced steps. The unit is the
-number of reads of Belady's choice at each step's turn: 1.00 to 1.03 with up to four steps ahead,
-1.00 to 1.06 under `rank`; 1.18 without the second limit where two steps hardly fit; 1.7 without the
-first limit in a loop.
+A simulation measured the number of reads, with slots for 1.9 to 7.4 steps and 16 announced steps,
+as a multiple of the reads of Belady's choice at each step's turn: 1.00 to 1.03 with up to four
+steps ahead, 1.00 to 1.06 under `rank`; 1.18 without the second limit if two steps hardly fit; 1.7
+without the first limit in a loop.
 
-A pool does not rank rows while no row is about to leave: no row has ever left it, and it either has
-room for all announced rows or lacks none of them. Time is counted in finished steps of all
-sessions, so that the ranks of different sessions are comparable. A call that touches a foreseen row
-ends its foresight: until its step ends, the row is treated as any other row that was just used.
+A pool does not rank rows as long as no row is about to leave: no row has ever left it, and it has
+room for all announced rows, or all rows of the step are in it. Time is counted in finished steps of
+all sessions, so that the ranks of different sessions are comparable. A call that touches a foreseen
+row makes it an ordinary row that was just used, until the step that uses the row ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -48,10 +49,11 @@ Steps = NDArray[np.int64]
 
 
 class Foresight:
-    """The ranks of all sessions' rows, by next use. Engine thread, except `use`."""
+    """The ranks of all sessions' rows, by next use. Engine thread only."""
 
     def __init__(self, prefetch: Callable[[Pool], Prefetch]) -> None:
-        """Rank rows that are found by the pool's `Prefetch`, which `prefetch` returns."""
+        """Begin with no ranks. `prefetch` returns the `Prefetch` of a pool, by which its rows are
+        found."""
         self._prefetch = prefetch
         self._time = 0  # finished steps of all sessions
         self._asked: tuple[Any, ...] = ()
@@ -76,12 +78,12 @@ class Foresight:
             part.pool.scores.foresee(found.slots, ranks)
 
     def finish(self, session: Session, step: Step) -> None:
-        """Rank the rows of a finished step, whose pins still exist, by their next use."""
+        """Rank the rows of a finished step by their next use. The step's pins still exist."""
         self._time += 1
         with session.uses_lock:
             is_noted = step.is_noted
         if not is_noted:
-            return  # no rank has looked it up, and it was finished at once
+            return  # no rank looked the step up; it was finished at once
         for part, next_uses in self._next_uses(session, step):
             if not (part.is_ranked or part.pool.counters.has_evicted):
                 continue
@@ -93,25 +95,27 @@ class Foresight:
             part.pool.scores.foresee(slots, np.where(next_uses > 0, ranks, NO_USE))
 
     def rank_again(self, session: Session, step: Step) -> None:
-        """Rank the rows of a step that loses its pins; rows that were read for it have no rank."""
+        """Rank the rows of a step that loses its pins; rows that were read for the step have no
+        rank yet."""
         for part in step.parts:
             if part.pins is not None:
                 ranks = np.full(part.key_count, self._rank(session, step.number))
                 part.pool.scores.foresee(part.pins.slots, ranks)
 
     def forget(self, parts: Iterable[Part]) -> None:
-        """Score the rows of a step that will never be done as rows that were just touched."""
+        """Give the rows of a step that will never be done the scores of rows that were just
+        touched."""
         for part in parts:
             slots, missing = part.pool.finder.locate(part.batch().unique_keys)
             if missing < len(slots):
                 part.pool.scores.foresee(slots, np.full(len(slots), NO_USE))
 
     def use(self, session: Session, step: Step, pool: Pool) -> Use:
-        """Return the rank of a step's rows in a pool, and the scores that can be evicted for them
-        now."""
+        """Return the rank of a step's rows in a pool, and the ceiling of the scores that can be
+        evicted for these rows now."""
         named = session.name, session.opened, id(pool)
         asked = *named, step.number, session.last_step, session.noted_step, self._time
-        if asked != self._asked:  # the parts of several ranks ask the same
+        if asked != self._asked:  # parts of several ranks ask the same question
             self._asked, self._answer = asked, self._found_use(session, step, pool)
         return self._answer
 
@@ -124,8 +128,9 @@ class Foresight:
         return Use(rank, self._best_rank_before(session, step, pool))
 
     def _best_rank_before(self, session: Session, step: Step, pool: Pool) -> int:
-        """Return the lowest score that a row of the steps before can have at a step's turn, when
-        they are finished. The step's own rows do not count. A row without a next use: FORESEEN."""
+        """Return the lowest score that a row of the earlier steps can have when they are finished,
+        at the turn of `step`. The rows of `step` do not count. If a row has no next use, return
+        FORESEEN."""
         farthest = step.number
         for number in range(session.last_step + 1, step.number):
             before = session.steps.get(number)

@@ -1,7 +1,8 @@
 """Handles of commands about a step, which wait for its rows or for the other ranks.
 
-A handle never blocks. `poll` returns its state, on any thread, and raises the error that ends the
-wait. A waiting thread or event loop polls again when the planner has notified it of a change.
+A handle never blocks. `poll` returns the state of the handle, on any thread, and raises the error
+that ends the wait. A waiting thread or event loop polls again when the planner has notified it of a
+change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ _NONE = np.empty(0, np.uint32)
 
 
 class Readiness(IntEnum):
-    """The rows of a step that can be read."""
+    """Which rows of a step can be read."""
 
     WAIT = 0
     EARLY = 1
@@ -35,23 +36,23 @@ class Readiness(IntEnum):
 
 
 class StepHandle:
-    """A wait of one rank, and the time for which it has waited for the other ranks."""
+    """A wait of one rank, and the time for which the rank has waited for the other ranks."""
 
     def __init__(self, planner: Planner, session: Session, rank: Rank, number: int) -> None:
         self._planner = planner
         self._session = session
         self._rank = rank
         self.number = number
-        self._since: float | None = None  # when the other ranks began to be late
+        self._since: float | None = None  # since when other ranks are late
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a call without a time-out waits."""
+        """Seconds for which a call without a time-out waits."""
         return self._session.rank_timeout_s
 
     @property
     def left_s(self) -> float:
-        """Seconds after which to poll again even if no change was notified."""
+        """Seconds after which to poll again, even without a notification of a change."""
         often = self._session.lease_s / 3
         if self._since is None:
             return often
@@ -76,8 +77,8 @@ class StepHandle:
 
 
 class StepLookup(StepHandle):
-    """The rows of one rank's share of a step, or the rows of its occurrences or bags. Reading takes
-    the engine."""
+    """The rows of one rank's share of a step, or of occurrences or bags in this share. Reading
+    takes the engine."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class StepLookup(StepHandle):
         self._bags = bags
         self._share: RankShare = step.shares[rank.rank]
         self._early: dict[str, Positions] | None = None
-        self._given_at: int | None = None  # `_deletions` when early rows were read; None: not yet
+        self._given_at: int | None = None  # `_deletions` when early rows were read
         self._began = monotonic()
         self._has_stalled = False
 
@@ -129,8 +130,8 @@ class StepLookup(StepHandle):
         return self.poll() is Readiness.READY
 
     def read(self, out: Mapping[str, Rows | None] | Allocate | None = None) -> RowsRead | None:
-        """Return the rows, after `poll` has returned READY. None: another call has taken the step's
-        pins since then, and the caller must wait for the rows again.
+        """Return the rows, after `poll` has returned READY. Return None if another call has taken
+        the step's pins since then; the caller must then wait for the rows again.
 
         Parameters
         ----------
@@ -165,7 +166,7 @@ class StepLookup(StepHandle):
         Raises
         ------
         SessionExpiredError, RankFailedError : the session has ended.
-        InvalidArgumentError : the step was finished meanwhile.
+        InvalidArgumentError : the step has been finished.
         """
         with self._planner.lock:
             self._session.check_live()
@@ -180,14 +181,15 @@ class StepLookup(StepHandle):
             return Readiness.READY if is_ready else Readiness.WAIT
 
     def _note_stall(self, is_ready: bool) -> None:
-        """Count a stall: a lookup whose step's turn has come before its rows."""
+        """Count a stall: a lookup whose step has its turn, but whose rows have not been read."""
         if is_ready and self._has_stalled:
             waited_s = monotonic() - max(self._began, self._session.turn_since)
             self._session.count_stall(self.number, waited_s)
         self._has_stalled = not is_ready
 
     def early(self) -> dict[str, Positions]:
-        """Return the positions of each table whose rows are final; the first call fixes them."""
+        """Return the positions of each table whose rows are final. Later calls return the same
+        positions."""
         if self._early is None:
             with self._planner.lock:
                 self._early = self._share.final_positions(self._session.last_step)
@@ -196,8 +198,8 @@ class StepLookup(StepHandle):
     def late(self) -> dict[str, Positions] | None:
         """Return the positions of each table that are still to be read.
 
-        None: all rows are to be read, because none were read early, or because a member has since
-        deleted rows of the same tables.
+        Return None if all rows are to be read, because no rows were read early, or because a member
+        has since deleted rows of the same tables.
         """
         if self._early is None or self._given_at is None or self._given_at != self._deletions:
             return None
@@ -213,10 +215,11 @@ class StepLookup(StepHandle):
         return sum(self._session.tables[name].deletions for name in self._share.places)
 
     def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows | None:
-        """Return rows of some positions, or all rows: early positions once `poll` returns EARLY,
-        others once it returns READY.
+        """Return the rows of some positions, or all rows. Early positions can be read once `poll`
+        has returned EARLY, all others once it has returned READY.
 
-        None: as in `read`; or a deletion since has made the result of `late` invalid.
+        Return None in the same case as `read`, or if a deletion has made the result of `late`
+        invalid.
         """
         are_early = self._are_early(positions)
         least = Readiness.EARLY if are_early else Readiness.READY
@@ -243,10 +246,11 @@ class StepLookup(StepHandle):
         return positions is not None and positions is self._early
 
     def gather(self, positions: Mapping[str, Positions] | None, outs: Mapping[str, Rows]) -> None:
-        """Write rows to `outs`, by table (p, dim): of some positions, or all rows. Inside a call.
+        """Write the rows of some positions, or all rows, to `outs`, by table (p, dim). Inside a
+        call.
 
-        Early positions can be gathered once poll() has returned EARLY, others once it has returned
-        READY.
+        Early positions can be gathered once `poll` has returned EARLY, all others once it has
+        returned READY.
         """
         is_early = self._are_early(positions)
         shapes = self._share.shapes
@@ -267,7 +271,8 @@ class StepLookup(StepHandle):
         self._count(sum(counts.values()), missing, size, is_early=is_early)
 
     def _count(self, count: int, missing: int, size: int, *, is_early: bool) -> None:
-        """Count rows that were read, and their bytes. A repeated lookup is counted once."""
+        """Count the rows that were read, and the bytes of these rows. A repeated lookup is counted
+        once."""
         counts = self._session.counts
         with self._planner.changed:
             if not is_early:
@@ -301,7 +306,7 @@ class StepLookup(StepHandle):
     def _gather_part(
         self, part: Part, given: Sequence[StepBags | None], outs: Mapping[str, Rows]
     ) -> int:
-        """Write the rows of one pool, and return the number of them that were missing."""
+        """Write the rows of one pool; return how many of the rows were missing."""
         inverses = [_NONE if one is None else one.inverse for one in given]
         named, device, dim = part.occurrences(inverses), part.pool.device, part.pool.layout.dim
         rows, slots, batch, missing = part.rows(count=True)
@@ -331,7 +336,7 @@ class StepOutcome(StepHandle):
         self._attempt = attempt
 
     def poll(self) -> AcknowledgedUpdate | None:
-        """Return the outcome of the step; None: the shares of other ranks are still missing.
+        """Return the outcome of the step, or None if shares of other ranks are still missing.
 
         Raises
         ------

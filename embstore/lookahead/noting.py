@@ -1,8 +1,8 @@
 """Noting: the planner learns the rows of a step as soon as every rank has announced the step.
 
-For each row of a noted step the planner knows the previous step that uses the row, and the step's
-rows in the cache are scored by the step (foresight.py). When a session ends, its steps' rows get
-ordinary scores again, one step at a time. All are jobs of the planner's thread.
+For each row of a noted step the planner knows the previous step that uses the row. The step's rows
+in the cache are scored by the time of the step (foresight.py). When a session ends, the rows of its
+steps get ordinary scores again, one step at a time. The planner's thread does this work.
 """
 
 import threading
@@ -19,7 +19,7 @@ from embstore.tables.tables import Tables
 
 
 class Noting:
-    """Notes the steps of all live sessions, in order."""
+    """Notes the steps of all live sessions, in the order of their turns."""
 
     def __init__(
         self, tables: Tables, foresight: Foresight, work: Work, lock: threading.RLock
@@ -42,7 +42,7 @@ class Noting:
         return min(due, key=lambda session: session.noted_step - session.last_step, default=None)
 
     def note(self, session: Session) -> None:
-        """Note the next step of a session, unless its trainer has finished the step meanwhile."""
+        """Note the next step of a session, unless its trainer has already finished the step."""
         number = session.noted_step + 1
         step = session.steps.get(number)
         if step is None:

@@ -1,16 +1,18 @@
-"""Pins of coming steps: the rows of a planned step stay in the cache until the step is finished.
+"""Pins of coming steps, which keep the rows of a planned step in the cache until it is finished.
 
 `embstore.cache.prefetch` reads a step's rows into the cache. This module decides which steps' rows
 are pinned there.
 
-**No room.** A step without room waits until another step is finished; its session then reports
-*held back*. A step also waits if its rows would evict rows that are needed sooner than other rows
-that become free later. A step whose **turn** has come does not wait. It takes the pins of the
-steps, of any session, whose turns are farthest, and these steps are planned again later. If it
-still does not fit, it is done *in parts*, as any call that is larger than the cache.
+**No room.** A step without room waits until another step is finished; in this time its session
+reports *held back*. A step also waits if its rows would evict rows that are needed sooner than
+other rows that become free later. A step whose **turn** has come does not wait. It takes the pins
+of the steps whose turns are farthest, in all sessions; these steps are planned again later. If a
+step at its turn still does not fit, it is done *in parts*, as any call that is larger than the
+cache.
 
-**Several owners.** Ahead of their turns, the sessions of one owner (`tables.owners`) can pin only
-their part of a pool's slots; all owners have equal parts. A step whose turn has come can have more.
+**Several owners.** Ahead of their turns, the steps of one owner's sessions (`tables.owners`) can
+pin only the owner's part of a pool's slots; all owners have equal parts. A step whose turn has come
+can have more.
 """
 
 import threading
@@ -32,7 +34,7 @@ from embstore.tables.tables import Tables
 
 
 class Pinning:
-    """Pins the steps of all live sessions of a store, and takes pins back. Engine thread.
+    """Pins the steps of all live sessions of a store, and takes pins back. Engine thread only.
 
     `ended` contains the sessions whose pins are still to be released. `notify` is called under the
     lock.
@@ -60,18 +62,18 @@ class Pinning:
     # Pools
 
     def close(self) -> None:
-        """Drop references to the objects that refer to this one, so that no cycle keeps closed
+        """Drop references to the objects that refer to this object, so that no cycle keeps closed
         objects alive."""
         self.foresight.close()
         self._notify = _nothing
 
     @property
     def prefetches(self) -> list[Prefetch]:
-        """The prefetches of all pools in which steps are planned, as of now."""
+        """A list of the prefetches of all pools in which steps are planned."""
         return list(self._prefetches.values())
 
     def prefetch(self, pool: Pool) -> Prefetch:
-        """Return the prefetch of a pool. Engine thread."""
+        """Return the prefetch of a pool. Engine thread only."""
         prefetch = self._prefetches.get(id(pool))
         if prefetch is None or prefetch.pool is not pool:
             prefetch = self._prefetches[id(pool)] = Prefetch(pool, self.work)
@@ -79,7 +81,7 @@ class Pinning:
         return prefetch
 
     def forget_pools(self) -> None:
-        """Drop the references to pools that no session plans in any more."""
+        """Drop the references to pools in which no session plans steps any more."""
         used = {id(t.pool) for s in self._sessions.values() for t in s.tables.values()}
         for key, prefetch in list(self._prefetches.items()):
             if key not in used and not prefetch.pool.finder.arriving:
@@ -89,10 +91,11 @@ class Pinning:
     # Room
 
     def clear(self, session: Session, step: Step, before: list[Step]) -> None:
-        """Free slots for a step, piece by piece, before it is planned; planning frees the rest.
+        """Free slots for a step, piece by piece, before it is planned. Planning frees the remaining
+        slots.
 
-        Calls in between can take freed slots. Therefore the step gets no more slots freed than it
-        needed at first: it must not compete with calls. If the step, together with the steps
+        Calls in between can take freed slots. Therefore no more slots are freed than the step
+        needed at first: a step must not compete with calls. If the step, together with the steps
         planned with it, exceeds its owner's share, no slots are freed: rows of other owners would
         leave in vain.
         """
@@ -102,8 +105,8 @@ class Pinning:
                 left = self._ahead(session, step, partial(self._evicted, part, left))
 
     def _ahead(self, session: Session, step: Step, work: Callable[[], int]) -> int:
-        """Run a piece of `clear`, unless the step is done or its session has ended: then the pools
-        may be gone."""
+        """Run a piece of `clear`, unless the step is done or its session has ended: in these cases
+        the pools may no longer exist."""
         with self._tables.background():
             is_over = session.error is not None or step.number <= session.last_step
             return 0 if is_over or step.is_in_parts else work()
@@ -121,7 +124,7 @@ class Pinning:
         try:
             return self.prefetch(part.pool).evict(rows)
         except EmbstoreError:
-            return 0  # the step's planning will raise the same error
+            return 0  # planning the step will raise the same error
 
     def _has_share(self, session: Session, step: Step, before: list[Step]) -> bool:
         """Return whether the owner's part of each pool has room for the pins of a step and of the
@@ -143,9 +146,9 @@ class Pinning:
     # Pins
 
     def pin_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
-        """Pin steps in their order, as far as there is room; return the rows to collect."""
+        """Pin steps in order, as far as there is room; return the collections of rows to read."""
         if session.planned_step + 1 < steps[0].number:
-            return []  # an earlier step has lost its pins meanwhile, and is planned first
+            return []  # an earlier step has lost its pins, and is planned first
         self._tables.storage.begin_change()
         planned = []
         self._tables.arena.is_fixed = True  # no slab changes hands while steps are pinned
@@ -154,7 +157,7 @@ class Pinning:
                 if session.error is not None:
                     break
                 if step.number <= session.last_step or step.state is State.ANNOUNCED:
-                    continue  # finished meanwhile, by a trainer that did not look it up
+                    continue  # already finished, by a trainer that did not look it up
                 if not step.is_planned and not self._plan_step(session, step):
                     break
                 planned.append(step)
@@ -207,13 +210,14 @@ class Pinning:
                 if part.pins is None:
                     self.unpin(step)
                     return part.pool
-        except EmbstoreError:  # no room in the log, for example: the step's own call will raise it
+        except EmbstoreError:  # for example, no room in the log: the step's call will raise it
             self.unpin(step)
             self._do_in_parts(session, step)
         return None
 
     def _do_in_parts(self, session: Session, step: Step) -> None:
-        """Mark a step to be done in parts, and count it. Its trainer can finish it at once."""
+        """Mark a step to be done in parts, and count it. Its trainer can finish the step at
+        once."""
         with self._lock:
             was_in_parts = step.is_in_parts
             step.move(Event.DO_IN_PARTS)
@@ -222,8 +226,8 @@ class Pinning:
     # Taken back
 
     def _take_farthest(self, pool: Pool, step: Step) -> bool:
-        """Take the pins of the planned step farthest from its turn; return False if no step has
-        pins."""
+        """Take the pins of the planned step that is farthest from its turn; return False if no step
+        has pins."""
         with self._lock:
             planned = [
                 (other.number - session.last_step, session, other)
@@ -238,7 +242,7 @@ class Pinning:
         return True
 
     def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
-        """Take back pins of a pool; the steps that had them are planned again. Engine thread."""
+        """Take back pins in a pool. Steps that lose pins are planned again. Engine thread only."""
         with self._lock:
             for session in [*self._sessions.values(), *self._ended]:
                 for step in list(session.steps.values()):
@@ -246,7 +250,7 @@ class Pinning:
                         owns = [part.pins.own for part in step.parts if part.pins is not None]
                         failed = any(own is not None and own.has_failed for own in owns)
                         self._plan_again(session, step)
-                        if failed:  # a row that was to be collected cannot be read
+                        if failed:  # a row of the collection cannot be read
                             self._do_in_parts(session, step)
 
     def _plan_again(self, session: Session, step: Step) -> None:
@@ -262,7 +266,7 @@ class Pinning:
             self._notify()
 
     def unpin(self, step: Step) -> None:
-        """Release the pins of a step; its rows stay until they are victims."""
+        """Release the pins of a step. Its rows stay in the cache until they are victims."""
         for part in step.parts:
             pins, part.pins = part.pins, None
             if pins is not None:
@@ -296,7 +300,7 @@ def _new_rows(part: Part, session: Session) -> int:
 
 
 def _has_pins(step: Step, pins: PoolPins, pinned: PinnedSlots | None = None) -> bool:
-    """Return whether a step has pins in a pool; `pinned`: pins in these slots."""
+    """Return whether a step has pins in a pool, or, if `pinned` is given, pins in these slots."""
     own = [part for part in step.parts if part.pool.pins is pins and part.pins is not None]
     if pinned is None:
         return bool(own)

@@ -1,20 +1,20 @@
 """The planner: a thread that prefetches the rows of announced steps into the cache.
 
-A step is **noted** as soon as every rank has announced it: from then on the uses of its rows are
-known (noting.py). The steps of a session are planned in order, when they are near enough and there
-is room for their pins (`embstore.cache.prefetch` defines planning; pinning.py decides which steps'
-rows are pinned). The planner's thread notes, plans and inserts in short slices with the engine.
-Collectors read rows in between, without the engine. So several steps are prefetched at the same
-time:
+A step is **noted** as soon as every rank has announced it: from this time on the uses of its rows
+are known (noting.py). The steps of a session are planned in order, when they are near enough and
+there is room for their pins (`embstore.cache.prefetch` defines planning; pinning.py decides which
+steps' rows are pinned). The planner's thread notes and plans steps and inserts rows, in short
+slices with the engine. Collectors read rows in between, without the engine. So several steps are
+prefetched at the same time:
 
     engine       plan 5 | insert 3 | (calls) | plan 6 | insert 4 | (calls) ...
     collectors   read 4 ....... read 5 ........ read 6 ...
 
-**Manners.** At most `COLLECTIONS_MAX` collections run at a time, victims leave a few at a time, and
-the planner lets calls that wait for the engine go first: look-ahead must not starve lookups of
-steps that were not announced. Between the update of one step and the lookup of the next step the
-trainer waits for the store; after the lookup it computes. Therefore the planner leaves the engine
-to the trainer for a moment after each update.
+**Priority of calls.** At most `COLLECTIONS_MAX` collections run at a time, victims leave a few at a
+time, and the planner lets calls that wait for the engine run first: look-ahead must not starve
+lookups of steps that were not announced. Between the update of one step and the lookup of the next
+step the trainer waits for the store; after the lookup it computes. Therefore the planner does not
+use the engine for a moment after each update.
 """
 
 import logging
@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 COLLECTIONS_MAX = 4
 
 _LATE_S = 5.0
-"""A busy machine alone causes no delay of this length."""
+"""A delay that is longer than those which a busy machine alone causes."""
 
 Job = Callable[[], None]
 
@@ -58,7 +58,7 @@ class Planner:
         self.clock = Clock()
         """The clock of leases, and of all waits for ranks."""
         self.end_expired: Callable[[], float | None] = lambda: None
-        """Function that ends sessions whose lease has run out, and returns the seconds until it
+        """A function that ends sessions whose lease has run out, and returns the seconds until it
         must be called again, or None."""
         self._tables = tables
         self._sessions = sessions
@@ -74,7 +74,7 @@ class Planner:
         self._threads.start(self._run, self._collect)
 
     def stop(self) -> None:
-        """Begin no more work. `join` waits for running work."""
+        """Let the threads begin no more work. `join` waits for running work."""
         if not self._threads.are_here:
             return  # in a forked child, the lock may belong to the parent
         self._threads.stopping.set()
@@ -82,13 +82,14 @@ class Planner:
             self.notify()
 
     def join(self) -> None:
-        """Wait for the threads to end. Must not be called by one of them, nor with the engine."""
+        """Wait for the threads to end. It must not be called by one of the threads, nor with the
+        engine."""
         self._threads.join()
         self.end_expired = lambda: None  # no cycle keeps closed objects alive
         self._pinning.close()
 
     def notify(self) -> None:
-        """Wake everyone who waits for a change. Under the lock."""
+        """Wake all threads and event loops that wait for a change. Under the lock."""
         self.changed.notify_all()
         for callback in self.watchers:
             with suppress(RuntimeError):  # an event loop that has ended needs no wake-up
@@ -103,14 +104,14 @@ class Planner:
             except StoreClosedError as exc:  # closed, or failed permanently
                 self._fail(exc)
                 break
-            except BaseException as exc:  # all waits get the error; otherwise they would never end
+            except BaseException as exc:  # all waits get the error, and do not wait forever
                 self._fail(exc)
 
     def _next_job(self) -> Job | None:
         with self.changed:
             while not self._threads.stopping.is_set():
                 until_next_look = self.end_expired()
-                # Before the search for due work: a pause can end meanwhile, without a notification.
+                # Before the search for due work: a pause can end during it, without a notification.
                 pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
                 job = self._due()
                 if job is not None:
@@ -120,7 +121,7 @@ class Planner:
         return None
 
     def _wait(self, seconds: float | None) -> None:
-        """Wait for a change, at most this long; log a warning if the wait took far longer."""
+        """Wait for a change, at most `seconds`. Log a warning if the wait took far longer."""
         begun = monotonic()
         self.changed.wait(seconds)
         late_s = monotonic() - begun - (inf if seconds is None else seconds)
@@ -149,7 +150,7 @@ class Planner:
             work(session)
         except StoreClosedError:
             raise
-        except BaseException as exc:  # a programming error in one session must not end the others
+        except BaseException as exc:  # an error in one session must not end other sessions
             with self.changed:
                 self.end(session, _session_error(exc))
 
@@ -159,7 +160,7 @@ class Planner:
                 self.end(session, _session_error(error))
 
     def end(self, session: Session, error: EmbstoreError) -> None:
-        """End a session; its pins and tables are released later. Under the lock."""
+        """End a session. Its pins and tables are released later. Under the lock."""
         if session.error is None:
             session.error = error
             self.ended.append(session)
@@ -249,7 +250,7 @@ class Planner:
     # Finished steps
 
     def retire(self, session: Session, step: Step) -> None:
-        """Release the pins of a finished step. Engine thread."""
+        """Release the pins of a finished step. Engine thread only."""
         try:
             with suppress(CapacityError):  # ranks are hints
                 self._pinning.foresight.finish(session, step)
@@ -262,12 +263,12 @@ class Planner:
                 uses.forget(step.number)
 
     def _release_ended(self) -> None:
-        """Release the pins and tables of ended sessions."""
+        """Take the engine, and release the pins and tables of ended sessions."""
         with self._tables.background():
             self.release_ended()
 
     def release_ended(self) -> None:
-        """Release the pins and tables of ended sessions. Engine thread."""
+        """Release the pins and tables of ended sessions. Engine thread only."""
         if not self.ended:
             return
         self._tables.storage.begin_change()

@@ -3,8 +3,8 @@
 A caller can change its arrays when its call returns, and other ranks send their gradients later.
 Therefore kernels sum a rank's gradients by key as soon as they arrive (contract.md, rule 2), and
 the sums stay on the device. `embstore.tables.ranks` later adds the sums in rank order; the sum of a
-single gradient is the gradient itself. The sums are copied to the host only for a command log,
-which records an update before it is applied.
+single gradient is the gradient itself. The sums are copied to the host only if there is a command
+log, which records an update before the update is applied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ class _Given(NamedTuple):
     table: TableState
     gradients: Gradients
     keys: Keys  # keys with a gradient, (u,) in announced order
-    ids: NDArray[np.int32] | None  # (n,), the index of each gradient's key; None: one per key
+    ids: NDArray[np.int32] | None  # (n,), index of each gradient's key; None: one each
     positions: Positions | None  # of `keys` among the announced keys; None: all announced keys
 
 
 class _Summing(NamedTuple):
-    """The gradients of one rank in one pool, while they are summed."""
+    """The gradients of one rank in one pool while the device sums them."""
 
     part: Part
     given: list[_Given]
@@ -46,14 +46,15 @@ class _Summing(NamedTuple):
 def summed(
     share: RankShare, given: Mapping[str, c.StepGradients], *, to_host: bool
 ) -> tuple[dict[str, KeptSums], bool]:
-    """Return a rank's gradients summed by key, to wait for the other ranks, by table; and whether
-    rule 9 may refuse one of the sums. Engine thread; waits for the device once.
+    """Return the sums of a rank's gradients by key, by table, to be kept until the other ranks'
+    gradients arrive; and whether rule 9 may refuse one of the sums. Engine thread only. Waits for
+    the device once.
 
     Parameters
     ----------
-    given : gradients of some tables, on the host, or on the device, where work on them may be
-        queued
-    to_host : whether to copy the sums to the host, for a log
+    given : gradients of some tables, on the host or on the device; work that writes gradients on
+        the device may still be queued
+    to_host : whether to copy the sums to the host, for the command log
 
     Raises
     ------
@@ -116,14 +117,15 @@ def _begun(part: Part, given: list[_Given]) -> _Summing:
 
 
 def _joined(ids: Sequence[NDArray[np.int32]], bounds: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the ids of tables, counted from each table's first key, as ids of one batch."""
+    """Return ids that are counted from each table's first key as ids of one batch."""
     return np.concatenate(
         [own + np.int32(first) for own, first in zip(ids, bounds, strict=False)], dtype=np.int32
     )
 
 
 def _kept(of: _Summing, on_host: NDArray[Any]) -> list[KeptSums]:
-    """Return the sums of one pool by table; `on_host` contains all of them, or is empty."""
+    """Return the sums of one pool by table. `on_host` contains a copy of this pool's sums, or is
+    empty."""
     rows, low, kept = on_host.reshape(-1, of.part.pool.layout.dim), 0, []
     for own in of.given:
         high = low + len(own.keys)

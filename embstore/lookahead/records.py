@@ -5,15 +5,15 @@ begins the next step while it sends the gradients (`embstore_training.write_behi
 differ in such a session:
 
     ReadStep      returns weights and state of the positions that the trainer asks for, as soon as
-                  the rows are in the cache, even while earlier steps are unfinished; the answer
-                  has the last finished step, so that the trainer knows which updates they contain
+                  the rows are in the cache, even if earlier steps are unfinished; the answer has
+                  the last finished step, so that the trainer knows which updates the rows contain
     UpdateStep    waits for its turn (`StepTurn`), while in another session it would be refused;
                   and is checked: its gradients must be computed with the store's rows
 
 **The check** compares all rows that the rank has announced, before the update and before anything
 changes. Therefore gradients of wrong rows are never applied: the step is refused, its session ends,
 and the resume position stays at the step before. Rejected: comparing the rows after the update.
-That finds an error of the arithmetic one step earlier, but finds an error of memory only after the
+This would find an error of the arithmetic one step earlier, but an error of memory only after the
 store has applied gradients that were computed from wrong rows.
 """
 
@@ -63,8 +63,8 @@ class StepReading(StepLookup):
         step: Step,
         wanted: Sequence[StepPositions],
     ) -> None:
-        """Raises InvalidArgumentError if the session has another mode, or if tables or positions
-        were not announced."""
+        """Prepare a handle. Raises InvalidArgumentError if the session has another mode, or if
+        tables or positions were not announced."""
         super().__init__(tables, planner, session, rank, step)
         where = f"session {session.name!r}"
         if session.facts.waits != "none":
@@ -84,7 +84,7 @@ class StepReading(StepLookup):
 
     @property
     def reply_bytes(self) -> int:
-        """Bytes of the rows and their state."""
+        """Bytes of the rows' weights and state."""
         return sum(
             VALUE_BYTES * len(p) * (table.dim + table.config.state_dim)
             for name, p in self._wanted.items()
@@ -105,11 +105,12 @@ class StepReading(StepLookup):
         return self.poll() >= Readiness.EARLY
 
     def read(self, out: Any = None) -> Any:
-        """Return the rows as `StepRecords`, when `is_ready`; None: as in `StepLookup.read`."""
+        """Return the rows as `StepRecords`, after `is_ready` has returned True; None in the same
+        case as `StepLookup.read`."""
         with self._tables.reading():
             if not self.is_ready():
                 return None
-            last_step = self._session.last_step  # steps are finished only with the engine
+            last_step = self._session.last_step  # no step is finished now
             found: dict[str, tuple[Rows, Rows]] = {}
             missing = 0
             for part in self._share.parts:
@@ -124,7 +125,8 @@ class StepReading(StepLookup):
 
 
 def check_rows(session: Session, step: Step) -> None:
-    """Check that all ranks have computed with the store's rows. Engine thread, before an update.
+    """Check, before an update, that all ranks have computed with the store's rows. Engine thread
+    only.
 
     Raises
     ------
@@ -151,8 +153,8 @@ def _records(share: RankShare) -> Iterator[tuple[Rows, Rows]]:
 
 
 def _read(part: Part, wanted: Sequence[Any], found: dict[str, tuple[Rows, Rows]]) -> int:
-    """Put weights and state of some positions of each table into `found`; return the number of the
-    part's rows that were missing."""
+    """Put weights and state of some positions of each table into `found`. Return how many rows of
+    the part were missing."""
     places = [positions + low for positions, low in zip(wanted, part.bounds, strict=False)]
     d_rows, d_slots, _, missing = part.rows(count=False)
     device = part.pool.device

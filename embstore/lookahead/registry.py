@@ -1,14 +1,14 @@
-"""The members of sessions: names, ranks, leases, and the resume positions that outlive them.
+"""The members of sessions: names, ranks, leases, and the resume positions that outlive sessions.
 
-The **place** of a session's name is its resume position, the number of its last finished step. It
-is part of every commit, so that a trainer finds its resume position after any crash. It is created
-by the first step. Beyond `tables.PLACES_MAX` names, the owner with the most names loses the name
-that was used longest ago (`tables.owners`).
+The **place** of a session's name is its resume position, the number of its last finished step.
+Every commit contains the places, so that a trainer finds its resume position after a crash. The
+first step of a name creates the place. Beyond `tables.PLACES_MAX` names, the owner with the most
+names loses the name that was used longest ago (`tables.owners`).
 
-A session ends for all its ranks at once: their next calls get the reason. Its tables are free again
-as soon as the engine has released its pins. A rank that has declared that it has no more steps, and
-whose steps are finished, has left the session: neither its silence nor the end of its process ends
-the session.
+A session ends for all its ranks at once: the next call of each rank gets the reason. The tables of
+the session are free again as soon as the engine has released its pins. A rank that has declared
+that it has no more steps, and whose steps are finished, has left the session: neither the silence
+of this rank nor the end of its process ends the session.
 
 All functions run under the sessions' lock, except functions documented to take the engine.
 """
@@ -39,7 +39,7 @@ from embstore.tables.tables import Tables
 SESSIONS_MAX = 256
 """The most sessions that are open at a time."""
 _ENDED_MAX = 4096
-"""The number of members of ended sessions for which the reason of the end is kept."""
+"""The most members of ended sessions for which the reason of the end is kept."""
 
 
 class Registry:
@@ -52,10 +52,11 @@ class Registry:
         self.is_closed = False
         self._tables = tables
         self._members: dict[str, tuple[Session, Rank]] = {}
-        self._ended: OrderedDict[str, EmbstoreError] = OrderedDict()  # by member: why it ended
+        self._ended: OrderedDict[str, EmbstoreError] = OrderedDict()  # by member: the error
 
     def open(self, facts: SessionFacts) -> SessionFacts:
-        """Open a session, or return the open session with these options. Takes the engine."""
+        """Open a session, or return the open session of the same name and options. Takes the
+        engine."""
         with self._tables.reading():
             with self.planner.changed:
                 self.expire()
@@ -102,10 +103,11 @@ class Registry:
         return max((t.written for t in tables if t.written > place.command), default=0)
 
     def _table_in_use(self, table: TableState) -> TableHeldError:
-        """Return the error that names the session which uses a table, and the time it can last."""
+        """Return the error that names the session which uses a table, and states how long this can
+        last."""
         name = min(table.sessions)
         session = self.sessions.get(name)
-        if session is None:  # the session has ended, and its tables are free in a moment
+        if session is None:  # the session has ended; its tables will be free in a moment
             return TableHeldError(f"table {table.name!r} is in use by session {name!r}; try again")
         silent_s, left_s = session.silence_s
         return TableHeldError(
@@ -116,7 +118,7 @@ class Registry:
         )
 
     def join(self, name: str, rank: int, member: str) -> Membership:
-        """Make a member a rank of a session, or confirm that it is."""
+        """Make a member a rank of a session, or confirm that it already is this rank."""
         self.expire()
         session = self.sessions.get(name)
         if session is None:
@@ -137,7 +139,7 @@ class Registry:
         return membership
 
     def member(self, member: str) -> tuple[Session, Rank]:
-        """Return a member's live session and its rank, and renew the rank's lease."""
+        """Return the live session of a member and the member's rank. Renew the rank's lease."""
         if self.is_closed:
             raise StoreClosedError("the store is closed; open it again")
         found = self._members.get(member)
@@ -161,17 +163,18 @@ class Registry:
         return session, rank
 
     def place_of(self, member: str) -> SessionPlace:
-        """Return the resume position of a member's session as it is now. Engine thread.
+        """Return the present resume position of a member's session. Engine thread only.
 
-        Raises SessionExpiredError: no session has this member.
+        Raises SessionExpiredError if no session has this member.
         """
         session, _ = self.member(member)
         bound = {name: table.table_id for name, table in session.tables.items()}
         return SessionPlace(session.name, Place(session.last_step, bound), is_step=False)
 
     def check_may_set_rate(self, table: TableState) -> None:
-        """Raise if a table's learning rate cannot be changed now: a trainer that runs ahead has
-        already applied updates, at the previous rate, for steps that are not finished here."""
+        """Raise an error if a table's learning rate cannot be changed now, because a trainer that
+        runs ahead has applied updates at the present rate for steps that the store has not
+        finished."""
         session = self.sessions.get(table.writer)
         if session is not None and session.facts.waits == "none":
             raise InvalidArgumentError(
@@ -180,13 +183,14 @@ class Registry:
             )
 
     def used_by(self, member: str, process: int) -> None:
-        """Count a call of a member for the process that made it, if the member has a session."""
+        """Count a call of a member for the process that made the call, if the member has a
+        session."""
         _, rank = self._members.get(member, (None, None))
         if rank is not None:
             rank.calls[process] = rank.calls.get(process, 0) + 1
 
     def process_ended(self, process: int) -> None:
-        """End the sessions of ranks for which only this process made calls."""
+        """End the sessions of ranks for which only this process, which has ended, made calls."""
         for session in list(self.sessions.values()):
             for rank in session.joined_ranks:
                 if rank.calls.pop(process, 0) <= 1 or rank.calls:
@@ -197,7 +201,7 @@ class Registry:
                     self._end(session, session.lost(rank, process))
 
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
-        """Return the facts of the session of a member, or of a session's name."""
+        """Return the facts of the session of a member, or of the session with a name."""
         if member is None:
             session = self.sessions.get(name)
         else:
@@ -205,7 +209,8 @@ class Registry:
         return None if session is None else session.facts
 
     def close(self, member: str, *, forget: bool) -> None:
-        """Make a rank leave its session, which ends with its last rank. Takes the engine."""
+        """Make a rank leave its session. If it is the last rank, the session ends. Takes the
+        engine."""
         with self.planner.lock:
             found = self._members.get(member)
         if found is None or found[1].is_closed:
@@ -239,7 +244,7 @@ class Registry:
 
     def expire(self) -> float | None:
         """End the sessions of ranks whose leases have run out. Return the seconds until the next
-        check; None: no session is open."""
+        check, None if no session is open."""
         clock = self.planner.clock
         now = clock.now()
         for session in list(self.sessions.values()):
@@ -256,7 +261,7 @@ class Registry:
         return min([clock.pause_s, *ends]) if live else None
 
     def _leave(self, session: Session, rank: Rank) -> None:
-        """Make a rank leave a session, which ends with its last rank."""
+        """Make a rank leave a session. If it is the last rank, the session ends."""
         rank.is_closed = True
         if session.error is None and all(r.is_closed for r in session.ranks.values()):
             message = f"session {session.name!r} was closed; open it again to go on"
@@ -281,10 +286,10 @@ class Registry:
 
 
 def _check_free(session: Session, taken: Rank) -> None:
-    """Refuse a rank that another client has.
+    """Refuse a rank that another client occupies.
 
-    A rank that has left can return, even after its last step. It is refused when all ranks have
-    left, because it would find no session and begin a new one.
+    A rank that has left can return, even after its last step. If all ranks have left, it is
+    refused, because it would find no session and begin a new session.
     """
     if taken.is_done and not (taken.is_closed and session.ranks_at_work):
         raise TableHeldError(

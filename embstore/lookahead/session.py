@@ -1,16 +1,16 @@
 """A session: a trainer's announced steps, in order, and the ranks that share them.
 
 The **name** of a session has a resume position, the number of its last finished step, which is part
-of the store's commits. Opening the name makes a live session: it occupies its tables, ranks join,
-and steps are announced, planned and finished. The session's end (a close, an expired lease, a
-failed rank) releases its pins and tables, and keeps the resume position: a client that opens the
-name again resumes at the next step.
+of the store's commits. Opening the name creates a live session: it occupies its tables, ranks join
+it, and steps are announced, planned and finished. The end of the session (by a close, an expired
+lease, a failed rank) releases its pins and tables, and keeps the resume position: a client that
+opens the name again resumes at the next step.
 
-A *sync* session is the only writer of its tables. A row that no unfinished step before step n uses
-is then final for step n, however early it is read. A *shared* session admits other writers; none of
-its rows is read early, and a step gets its rows as of its turn.
+A *sync* session is the only writer of its tables. Therefore a row that no unfinished step before
+step n uses is final for step n, however early it is read. A *shared* session admits other writers;
+its rows are not read early, and a step gets the rows as they are at its turn.
 
-All under the lock of the sessions.
+Everything here is used under the lock of the sessions.
 """
 
 import threading
@@ -38,13 +38,13 @@ from embstore.tables.owners import owner_of
 from embstore.tables.state import TableState
 
 OUTCOMES_MAX = 1024
-"""The number of finished steps whose outcome is remembered."""
+"""The most finished steps whose outcomes are remembered."""
 
 JOIN_S = 30.0
-"""The most seconds for which a session without a joined rank occupies its tables."""
+"""The most seconds for which a session that no rank has joined occupies its tables."""
 
 _PAUSE_S = 2e-3
-"""A trainer that takes longer from one step to the next does not wait for the store alone."""
+"""A trainer that takes longer than this between two steps does not only wait for the store."""
 
 _AHEAD_MAX = 4
 """The most steps for which rows are read at the same time (planner.py)."""
@@ -60,14 +60,15 @@ def same_error(error: EmbstoreError) -> EmbstoreError:
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of planning: steps in a group, and whether all announced steps are near."""
+    """The mode of planning: the number of steps in a group, and whether all announced steps are
+    near."""
 
     group: int
     is_deep: bool
 
     @classmethod
     def of(cls, planner: str) -> "Mode":
-        """Return the mode for a planner's name, as "group:2"."""
+        """Return the mode for the name of a planner, such as "group:2"."""
         kind, group = check_planner(planner)
         return cls(group, is_deep=kind == "window")
 
@@ -78,18 +79,18 @@ class Rank:
 
     rank: int
     member: str
-    deadline: float  # when its lease runs out, by the sessions' clock
+    deadline: float  # the end of its lease, by the sessions' clock
     announced: int  # its last announced step
     is_closed: bool = False
     is_done: bool = False  # it announces no more steps
-    calls: dict[int, int] = field(default_factory=dict)  # number by calling process; 0: unknown
+    calls: dict[int, int] = field(default_factory=dict)  # number of calls by process; 0: unknown
     alone_since: float | None = (
         None  # by the sessions' clock: since when it is done and waits for absent ranks
     )
 
     def has_given_all(self, last_step: int) -> bool:
         """Return whether the other ranks no longer need this rank: all its steps are finished, and
-        it announces no more."""
+        it announces no more steps."""
         return self.is_done and self.announced <= last_step
 
 
@@ -103,18 +104,18 @@ class Session:
     last_step: int
     clock: Clock
     noted_step: int = 0  # the last step whose uses are known
-    planned_step: int = 0  # the last of the steps that are planned without a gap
+    planned_step: int = 0  # all steps up to this step are planned
     steps: dict[int, Step] = field(default_factory=dict)  # announced by a rank, and not finished
     ranks: dict[int, Rank] = field(default_factory=dict)
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
-    error: EmbstoreError | None = None  # why it ended; None: it is live
+    error: EmbstoreError | None = None  # why the session ended; None: it is live
     uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
-    """The uses of row keys, by kind: equal row keys of two kinds name different rows."""
+    """The uses of row keys, by kind: equal row keys of two kinds identify different rows."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
     waited_s: float = 0.0  # seconds that planning waited for room, until `waiting_since`
     waiting_since: float | None = None  # monotonic seconds; the next step waits for room
-    waits_at: int = -1  # the count of released pins at which planning last failed for lack of room
+    waits_at: int = -1  # `Pinning.releases` when planning last failed for lack of room
     opened: float = field(init=False)  # by the sessions' clock
     turn_since: float = 0.0  # monotonic seconds, when the turn of the next step came
     step_ended: float = 0.0  # monotonic seconds; until the next step's rows are looked up
@@ -130,8 +131,8 @@ class Session:
 
     @property
     def near_step(self) -> int:
-        """The last step to be planned now: no further ahead than is needed for rows to arrive in
-        time, since a later choice knows more (foresight.py), or as far as rows were requested."""
+        """The last step to be planned now. It is only as far ahead as rows need to arrive in time,
+        since a later choice knows more (foresight.py), or as far as rows were requested."""
         ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
         return max(self.last_step + 1 + ahead, self._asked_step)
 
@@ -143,7 +144,7 @@ class Session:
         """Count a lookup that waited for a step's rows; plan one more step ahead for a while."""
         self.counts.stall_s += seconds
         self.counts.stalls += 1
-        if number > self._stalled_step:  # only once for all ranks
+        if number > self._stalled_step:  # once for all ranks
             self._stalled_step = number
             self._ahead, self._calm_steps = min(self._ahead + 1, _AHEAD_MAX), 0
 
@@ -154,7 +155,7 @@ class Session:
 
     @property
     def owner(self) -> str:
-        """The session's owner; "": it has no owner."""
+        """The session's owner; "": the session has no owner."""
         return owner_of(self.name)
 
     @property
@@ -163,7 +164,7 @@ class Session:
         return self.facts.lease_ms / 1000
 
     def ranks_of(self, number: int) -> list[int]:
-        """Return the ranks that a step waits for: all but the ranks whose last step was earlier."""
+        """Return the ranks for which a step waits: all except ranks whose last step was earlier."""
         done = {r.rank for r in self.ranks.values() if r.is_done and r.announced < number}
         return [rank for rank in range(self.facts.world_size) if rank not in done]
 
@@ -191,7 +192,7 @@ class Session:
 
     @property
     def pause_s(self) -> float:
-        """Seconds for which the next lookup is still expected at any moment."""
+        """Seconds for which the trainer's next lookup can still be expected at any moment."""
         return self.step_ended + _PAUSE_S - monotonic()
 
     @property
@@ -217,7 +218,7 @@ class Session:
 
     @property
     def announced_step(self) -> int:
-        """The last step that is announced by every joined rank which can still announce steps."""
+        """The last step announced by every joined rank that can still announce steps."""
         at_work = [rank.announced for rank in self.joined_ranks if not rank.is_done]
         return min(at_work, default=max(self.steps, default=self.last_step))
 
@@ -232,10 +233,10 @@ class Session:
         return replace(self.facts, last_step=self.last_step)
 
     def join(self, rank: int, member: str) -> Membership:
-        """Make a client a rank; a client that was this rank before resumes its steps."""
+        """Make a client a rank. A client that was this rank before resumes its announced steps."""
         before = self.ranks.get(rank)
         announced = self.last_step if before is None else before.announced
-        is_done = before is not None and before.is_done  # the registry checked who joins again
+        is_done = before is not None and before.is_done  # the registry has checked the member
         chosen, deadline = member or token_hex(16), self.clock.now() + self.lease_s
         self.ranks[rank] = Rank(rank, chosen, deadline, announced, is_done=is_done)
         others_ms = self.facts.rank_timeout_ms if self.facts.world_size > 1 else 0
@@ -257,7 +258,7 @@ class Session:
             self.outcomes.popitem(last=False)
 
     def table(self, name: str, where: str = "") -> TableState:
-        """Return a table of the session; an InvalidArgumentError begins with `where`."""
+        """Return a table of the session. Messages of InvalidArgumentError begin with `where`."""
         table = self.tables.get(name)
         if table is None:
             where = where or f"session {self.name!r}"
@@ -267,12 +268,12 @@ class Session:
         return table
 
     def announced_by_all(self, number: int) -> bool:
-        """Return whether every rank has announced the step."""
+        """Return whether every rank has announced a step."""
         step = self.steps.get(number)
         return step is not None and step.shares.keys() >= set(self.ranks_of(number))
 
     def is_sent_by_all(self, step: Step) -> bool:
-        """Return whether every rank has sent its share."""
+        """Return whether every rank has sent its share to finish a step."""
         return bool(step.sent) and step.sent.keys() >= set(self.ranks_of(step.number))
 
     def step(self, number: int, rank: Rank) -> Step:
@@ -299,7 +300,7 @@ class Session:
         return step
 
     def remembered(self, number: int, verb: Verb) -> AcknowledgedUpdate | None:
-        """Return the outcome of a step that was finished by `verb`; None: it is not remembered.
+        """Return the outcome of a step that `verb` finished, None if it is not remembered.
 
         Raises
         ------
@@ -321,7 +322,7 @@ class Session:
             raise same_error(self.error)
 
     def check_may_put(self) -> None:
-        """Raise unless members can set rows: the session is not shared, and no step is open."""
+        """Raise an error if members cannot set rows: the session is shared, or a step is open."""
         if self.facts.shared:
             raise InvalidArgumentError(
                 f"session {self.name!r} is shared: write rows by Table.put_rows instead"
@@ -334,27 +335,28 @@ class Session:
 
     @property
     def deadlines(self) -> list[float]:
-        """The ends of the ranks' leases; before a rank joins, the time by which one must join."""
+        """The ends of the ranks' leases; before a rank joins, the time by which a rank must
+        join."""
         if not self.ranks:
             return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
 
     @property
     def silence_s(self) -> tuple[float, float]:
-        """Seconds since the last call of the most silent rank, and until its lease runs out."""
+        """Seconds since the most silent rank's last call, and seconds until its lease runs out."""
         lease_s = self.lease_s if self.ranks else min(self.lease_s, JOIN_S)
         left_s = max(min(self.deadlines, default=0.0) - self.clock.now(), 0.0)
         return max(lease_s - left_s, 0.0), left_s
 
     def expired(self, now: float) -> EmbstoreError | None:
-        """Return the error of a lease that has run out; None: no lease has."""
+        """Return the error of a lease that has run out, None if no lease has run out."""
         if not self.ranks and min(self.deadlines) < now:
             return SessionExpiredError(f"session {self.name!r}: no rank has joined it in time")
         ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
         return next((self.lost(rank) for rank in ranks), None)
 
     def lost(self, rank: Rank, process: int = 0) -> EmbstoreError:
-        """Return the session's error after the end of a rank's lease, or of its process."""
+        """Return the session's error after the end of a rank's lease, or of a rank's process."""
         silent = f"was silent for more than its lease of {self.facts.lease_ms} ms"
         message = (
             f"session {self.name!r}: rank {rank.rank} "
@@ -365,7 +367,7 @@ class Session:
         return kind(message)
 
     def stalled(self, number: int, waiting: Rank, since: float, now: float) -> EmbstoreError | None:
-        """Return the error if other ranks have kept `waiting` from step `number` for too long."""
+        """Return an error if other ranks have kept rank `waiting` from step `number` too long."""
         if now - since < self.rank_timeout_s:
             return None
         missing = self.missing(number, waiting)
@@ -383,11 +385,11 @@ class Session:
         )
 
     def missing(self, number: int, waiting: Rank) -> list[int]:
-        """Return the other ranks that `waiting` waits for to get step `number`, or to finish it."""
+        """Return the other ranks for which rank `waiting` waits to get or finish step `number`."""
         turn = self.steps.get(self.last_step + 1)
         done_here = turn is None or turn.number == number or waiting.rank in turn.sent
         if not done_here:
-            return []  # the rank itself has not finished the step before
+            return []  # the rank has not finished the step before
         wanted = self.steps.get(number)
         late = {r for r in self.ranks_of(number) if wanted is None or r not in wanted.shares}
         if turn is not None and turn.sent:

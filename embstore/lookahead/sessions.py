@@ -1,9 +1,9 @@
 """The look-ahead sessions of a store, with the implementation of their commands.
 
-A rank identifies itself by its **member**, a secret from its `join`. Steps are numbered
+A rank identifies itself by its **member**, a secret that `join` returns. Steps are numbered
 consecutively from the session's resume position. A rank can repeat a message for a step, and gets
 the same answer. A command that may have to wait (for a step's rows, or for the other ranks) returns
-a handle to poll. The functions `wait_...` block on a handle; a rank that waits there keeps its
+a handle to poll. The functions `wait_...` block on a handle; a rank that waits in them keeps its
 lease.
 
 Lock order: engine first, then the sessions' lock.
@@ -34,7 +34,7 @@ class Sessions:
     """All sessions of one store. Any thread."""
 
     def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
-        """Begin with no open session; `accessed` gets the lookups of each finished step."""
+        """Begin with no open session. `accessed` is called with each finished step's lookups."""
         self._tables = tables
         self._registry = Registry(tables)
         self._planner = self._registry.planner
@@ -44,7 +44,7 @@ class Sessions:
     # Opening and closing
 
     def open(self, command: c.OpenSession) -> SessionFacts:
-        """Open a session, or return the one that is open by this name with these options.
+        """Open a session, or return the open session of this name and these options.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class Sessions:
         return self._registry.open(facts)
 
     def join(self, command: c.JoinSession) -> Membership:
-        """Become a rank of a session. Never waits for the engine.
+        """Make a client a rank of a session. Never waits for the engine.
 
         Raises
         ------
@@ -89,14 +89,14 @@ class Sessions:
             self._registry.used_by(member, process)
 
     def process_ended(self, process: int) -> None:
-        """End the sessions of members whose calling processes have all ended, this process last. A
-        process that made only one call ends no session."""
+        """End the sessions of members whose calling processes have all ended, the last of which was
+        `process`. A process that made only one call ends no session."""
         with self._planner.changed:
             self._registry.process_ended(process)
 
     def facts(self, *, member: str | None, name: str) -> SessionFacts | None:
-        """Return the session of a member, or, if `member` is None, the session of this name; None:
-        there is no such session. Renews no lease, and never waits for the engine."""
+        """Return the session of a member, or, if `member` is None, the session of this name; None
+        if there is no such session. Renews no lease, and never waits for the engine."""
         with self._planner.lock:
             return self._registry.facts(member, name)
 
@@ -118,12 +118,12 @@ class Sessions:
             return tuple(rank.member for s in sessions for rank in s.ranks.values())
 
     def close(self, command: c.CloseSession) -> None:
-        """Leave a session, which ends with its last rank. Closing twice is harmless."""
+        """Leave a session. If its last rank leaves, the session ends. Closing twice is harmless."""
         self._registry.close(command.member, forget=command.forget)
 
     def end(self, name: str, by: str = "EndSession, which is for operators") -> None:
-        """End a session for all its ranks and keep its resume position. `by` is named in their
-        errors.
+        """End a session for all its ranks, and keep its resume position. The ranks' errors name
+        `by`.
 
         Raises
         ------
@@ -132,8 +132,7 @@ class Sessions:
         self._registry.end(name, by)
 
     def expire(self) -> None:
-        """End the sessions of ranks whose leases have run out, at once and not at the next
-        check."""
+        """End now, and not at the next check, the sessions of ranks whose leases have run out."""
         with self._planner.changed:
             self._registry.expire()
 
@@ -168,7 +167,7 @@ class Sessions:
         ------
         StepNotFoundError : the step was not announced.
         InvalidArgumentError : the step is finished; tables or positions were not announced; the
-            session's trainer does not run ahead; or the rows have more bytes than a call can have.
+            session's trainer does not run ahead; or the rows have too many bytes for a call.
         """
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
@@ -179,7 +178,7 @@ class Sessions:
         return reading
 
     def turn(self, command: Finish) -> StepTurn | None:
-        """Return the handle to wait for before a step is finished; None: no wait is needed. Never
+        """Return the handle of the wait before a step is finished, None if no wait is needed. Never
         waits for the engine."""
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
@@ -193,9 +192,10 @@ class Sessions:
         Raises
         ------
         StepNotFoundError : the step was not announced.
-        InvalidArgumentError : the step's turn has not come, or it was finished by another command;
+        InvalidArgumentError : the step does not have its turn, or another command finished it;
             tables, shapes or dtypes differ from the announcement; options differ from another
-            rank's options; or a sum is not finite. The step is open, for another attempt or a skip.
+            rank's options; or a sum is not finite. The step stays open for another attempt or a
+            skip.
         """
         return self._finishing.send(command)
 
@@ -205,7 +205,7 @@ class Sessions:
             return self._registry.place_of(member)
 
     def check_may_put(self, member: str) -> Session:
-        """Return a member's session if it can set rows. Engine thread.
+        """Return the session of a member if the member can set rows. Engine thread only.
 
         Raises
         ------
@@ -217,12 +217,13 @@ class Sessions:
             return session
 
     def check_may_delete(self, member: str, table: TableState) -> str:
-        """Return the name of a member's session if it can delete rows of a table. Rows that were
-        sent early are sent again after the deletion (handles.py). Engine thread.
+        """Return the name of a member's session if the member can delete rows of a table. Rows that
+        were sent early are sent again after the deletion (handles.py). Engine thread only.
 
         Raises
         ------
-        InvalidArgumentError : the session does not have the table, or its trainer runs ahead.
+        InvalidArgumentError : the session does not have the table, or has a trainer that runs
+            ahead.
         """
         with self._planner.lock:
             session, _ = self._registry.member(member)
@@ -236,12 +237,12 @@ class Sessions:
         return session.name
 
     def check_may_set_rate(self, table: TableState) -> None:
-        """Raise if a table's learning rate cannot be set; see `Registry.check_may_set_rate`."""
+        """Raise an error if a table's rate cannot be set; see `Registry.check_may_set_rate`."""
         with self._planner.lock:
             self._registry.check_may_set_rate(table)
 
     def release_ended(self) -> None:
-        """Release the pins and tables of ended sessions. Engine thread."""
+        """Release the pins and tables of ended sessions. Engine thread only."""
         self._planner.release_ended()
 
     # Waiting
@@ -249,10 +250,10 @@ class Sessions:
     def wait_for_rows(self, lookup: StepLookup, out: Any, timeout_s: float | None) -> RowsRead:
         """Return the rows of a step, when its turn has come.
 
-        Other calls can take the step's pins between the wait and the read; the function then waits
-        again.
+        Other calls can take the step's pins between the wait and the read. In this case the
+        function waits again.
 
-        timeout_s : longest wait in seconds; None: the session's rank_timeout_ms
+        timeout_s : the longest wait in seconds; None: the session's rank_timeout_ms
 
         Raises
         ------
@@ -265,14 +266,14 @@ class Sessions:
         return read
 
     def wait_for_turn(self, command: Finish, timeout_s: float | None) -> None:
-        """Wait until a step can be finished, in a session whose trainer runs ahead; timeout and
-        error as in `wait_for_rows`."""
+        """Wait until a step can be finished, in a session whose trainer runs ahead. Timeout and
+        error are as in `wait_for_rows`."""
         turn = self.turn(command)
         if turn is not None:
             self._wait(turn, turn.poll, timeout_s)
 
     def wait_for_ranks(self, outcome: StepOutcome, timeout_s: float | None) -> AcknowledgedUpdate:
-        """Return the outcome of a step when it is finished; timeout and error as in
+        """Wait until a step is finished, and return its outcome. Timeout and error are as in
         `wait_for_rows`."""
         done: AcknowledgedUpdate = self._wait(outcome, outcome.poll, timeout_s)
         return done
@@ -300,7 +301,7 @@ class Sessions:
         return found
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after any progress, on any thread; it must not block. Return a function
+        """Call `callback` after every progress, on any thread. It must not block. Return a function
         that stops these calls."""
         with self._planner.lock:
             self._planner.watchers.append(callback)
@@ -326,7 +327,7 @@ class Sessions:
         self._planner.stop()
 
     def join_threads(self) -> None:
-        """Wait for the planner's threads to end. Must not be called with the engine."""
+        """Wait for the planner's threads to end. It must not be called with the engine."""
         self._planner.join()
 
 
@@ -344,4 +345,4 @@ HANDLERS: dict[Any, Callable[[Any, Any], Any]] = {
     c.ReleaseStep: Sessions.finish,
     c.SkipStep: Sessions.finish,
 }
-"""The handler of each command, handler(sessions, command)."""
+"""The handler of each command, called as handler(sessions, command)."""

@@ -77,7 +77,7 @@ class SessionStats:
 
 
 class Planning(NamedTuple):
-    """The planner's running work, and what its stats are read from."""
+    """The planner's running work, and the objects from which its stats are read."""
 
     work: "Work"
     collecting: int

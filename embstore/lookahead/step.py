@@ -2,18 +2,18 @@
 
 One `State` describes a step, and one table contains the transitions:
 
-    ANNOUNCED -> NOTED       every rank has announced its keys; their uses are known
-    NOTED     -> PLANNED     its rows are pinned, or being read; *ready* when they have arrived
+    ANNOUNCED -> NOTED       every rank has announced its keys; the uses of the keys are known
+    NOTED     -> PLANNED     its rows are pinned, or being read; *ready* when all are read
     PLANNED   -> NOTED       another step, whose turn is nearer, has taken its pins
     NOTED, PLANNED -> IN_PARTS   its rows do not fit: it is done as any call larger than the cache
     any       -> FINISHED    every rank has sent its gradients, released the step or skipped it
 
-A trainer can finish a step while the planner works on it, so each event leaves a finished step
-finished. Steps are finished in the order of their numbers.
+A trainer can finish a step while the planner works on it, so no event changes the state of a
+finished step. Steps are finished in the order of their numbers.
 
 A rank's share names tables, but its keys are kept by pool, since a pool handles all its tables in
 one probe, one gather and one apply. The id of a key in a pool is its index among the share's keys
-there, because announced keys are unique.
+in this pool, because announced keys are unique.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +85,8 @@ Positions = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """The occurrences of a call in one part, table after table, each as the id of its key."""
+    """The occurrences of a call in one part, table after table. Each occurrence is the id of its
+    key."""
 
     on_host: NDArray[np.int32]  # (n,), owned by this object
     ids: Array  # the same ids in the device's memory
@@ -94,11 +95,12 @@ class Occurrences:
     """Whether every key of the part occurs."""
 
     def of(self, batch: Batch) -> Batch:
-        """Return a batch of the part's keys with these occurrences."""
+        """Return a batch of the part's keys with the occurrences in this object."""
         return replace(batch, inverse=self.ids, bounds=self.bounds, is_distinct=False)
 
     def of_table(self, batch: Batch, place: int) -> Batch:
-        """Return such a batch with the occurrences of only one of the part's tables."""
+        """Return a batch of the part's keys with the occurrences of only one of the part's
+        tables."""
         low, high = self.bounds[place : place + 2].tolist()
         bounds = np.array([0, high - low])
         return replace(batch, inverse=self.ids[low:high], bounds=bounds, is_distinct=False)
@@ -113,12 +115,14 @@ class Part:
     keys: list[Keys]
     pins: StepPins | None = None
     previous: NDArray[np.int64] | None = None
-    """For each key, (u,), the last earlier step that uses it, 0 for none; None: not yet noted."""
+    """For each key the last earlier step that uses it, 0 if there is none, (u,); None: the step is
+    not noted."""
     is_ranked: bool = False
-    """Whether its rows in the cache were scored by their next use."""
+    """Whether the part's rows in the cache were scored by their next use."""
     _batch: Batch | None = None
     _occurrences: Occurrences | None = None
-    """The occurrences of the last call that had some: an update usually has those of its lookup."""
+    """The occurrences of the last call with occurrences: an update usually has the same as its
+    lookup."""
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -137,7 +141,8 @@ class Part:
         return np.concatenate([table.row_keys(keys) for table, keys in pairs])
 
     def batch(self) -> Batch:
-        """Return the batch of all keys, in the device's form. It is made once per step."""
+        """Return the batch of all keys of the part, in the device's form. It is made once per
+        step."""
         if self._batch is None:
             named = zip(self.tables, self.keys, strict=True)
             segments = [table.segment(keys) for table, keys in named]
@@ -145,8 +150,8 @@ class Part:
         return self._batch
 
     def look(self) -> Batch:
-        """Return that batch for a call, with its slots found, after synchronizing with the
-        device."""
+        """Return the batch of all keys for one call. The slots are found, and the batch is
+        synchronized."""
         batch, finder = self.pool.device.keys.again(self.batch()), self.pool.finder
         pins = self.pins
         finder.look(batch, pins.slots if pins is not None and pins.have_arrived else None)
@@ -154,8 +159,8 @@ class Part:
         return batch
 
     def occurrences(self, inverses: Sequence[NDArray[Any]]) -> Occurrences:
-        """Return the occurrences given by `inverses`: for each table (n,) 32-bit integers, indices
-        among the table's keys.
+        """Return the occurrences given by `inverses`: for each table, (n,) 32-bit indices of the
+        table's keys.
 
         Raises
         ------
@@ -181,8 +186,8 @@ class Part:
         return kept
 
     def rows(self, *, count: bool) -> tuple[Array, Array, Batch, int]:
-        """Return rows, slots and the batch of all keys, by which the rows are read, and the number
-        of rows that were missing.
+        """Return an array of rows, the slots in it, the batch of all keys, and the number of rows
+        that were missing.
 
         count : whether the lookup is counted in the pool's stats
         """
@@ -194,13 +199,13 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class KeptSums:
-    """The gradients of one rank for one table, summed by key in the device's memory, where they
-    wait for the other ranks."""
+    """The gradients of one rank for one table, summed by key. The sums stay in the device's memory
+    until the other ranks' gradients arrive."""
 
     table: str
     sums: Array  # (n, dim)
-    positions: Positions | None  # (n,) ascending, among the announced keys; None: all of them
-    gradients: Rows  # a copy of the sums on the host, if a log records them; else (0, dim)
+    positions: Positions | None  # (n,) ascending, of announced keys; None: all
+    gradients: Rows  # copy of the sums on the host for a log; without one (0, dim)
     inverse: ClassVar[None] = None
 
 
@@ -210,14 +215,15 @@ class RankShare:
 
     parts: list[Part]
     places: dict[str, tuple[int, int]]
-    """The location of each table, in announced order: the index of its part, and its index
-    there."""
+    """The location of each table, in announced order: the index of its part, and its index in the
+    part."""
     counted: set[bool] = field(default_factory=set)
-    """The lookups that are already in the stats: True for the early one, False for the late one."""
+    """The lookups that are already in the stats: True for the early lookup, False for the late
+    lookup."""
 
     @classmethod
     def of(cls, tables: Mapping[str, TableState], keys: Mapping[str, Keys]) -> "RankShare":
-        """Return the share of a rank that announces these keys; each array is unique."""
+        """Return the share of a rank that announces these keys. The keys of a table are unique."""
         parts: dict[int, Part] = {}
         places = {}
         for name, named in keys.items():
@@ -255,7 +261,8 @@ class RankShare:
         return {n: (len(self.keys_of(n)), self.table(n).dim) for n in self.places}
 
     def final_positions(self, last_step: int) -> dict[str, Positions]:
-        """Return the positions whose rows no step after `last_step` and before this step uses."""
+        """Return by table the positions whose rows no step after `last_step` and before this step
+        uses."""
         positions = {}
         for name, (index, place) in self.places.items():
             part = self.parts[index]
@@ -268,8 +275,9 @@ class RankShare:
     def batches(
         self, shares: list[Share], gradients: Mapping[str, StepGradients | KeptSums]
     ) -> list[PoolBatch] | None:
-        """Return the batch of each part, with its tables' shares; None: some keys have no gradient,
-        or one table has gradients of keys and another table has gradients of occurrences."""
+        """Return the batch of each part, with its tables' shares. Return None if some keys have no
+        gradient, or if one table has gradients of keys and another table gradients of
+        occurrences."""
         given = gradients.values()
         if len(given) < len(self.places) or any(part.positions is not None for part in given):
             return None
@@ -292,12 +300,13 @@ class RankShare:
         ]
 
     def accessed(self) -> list[Share]:
-        """Return the rows that the share uses, as shares of tables, each key once."""
+        """Return the rows that this share uses, as shares of tables in which each key occurs
+        once."""
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
     def keys_with_gradients(self, part: StepGradients | KeptSums) -> Keys:
-        """Return the announced keys of a table that have gradients; a key that occurs several times
-        is repeated."""
+        """Return the announced keys of a table that have gradients. A key is repeated if it occurs
+        several times."""
         keys = self.keys_of(part.table)
         chosen = part.positions if part.inverse is None else part.inverse
         return keys if chosen is None else keys[chosen]
@@ -322,7 +331,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Options:
-    """The verb and options by which a rank finishes its step; all ranks must send the same."""
+    """The verb and options by which a rank finishes its step. All ranks must send the same."""
 
     verb: Verb
     update: UpdateOptions = field(default_factory=UpdateOptions)
@@ -359,7 +368,7 @@ class Step:
     _keys_in: dict[int, int] = field(default_factory=dict)  # by id of the pool
     state: State = State.ANNOUNCED
     is_noted: bool = False
-    """Whether the uses of its keys are known."""
+    """Whether the uses of the step's keys are known."""
     inverse: dict[RowKeys, NDArray[np.int32]] = field(default_factory=dict)
     """With several ranks: the id of each key of each rank among the distinct keys of the step."""
 
@@ -386,7 +395,7 @@ class Step:
 
     @property
     def parts(self) -> list[Part]:
-        """The parts of all ranks, in rank order."""
+        """The parts of all ranks' shares, in rank order."""
         return [part for rank in sorted(self.shares) for part in self.shares[rank].parts]
 
     def keys_in(self, pool: Pool) -> int:
@@ -394,8 +403,8 @@ class Step:
         return self._keys_in[id(pool)]
 
     def note_keys(self) -> dict[RowKeys, Keys]:
-        """Return the distinct row keys of all parts, by their kind, and remember each part's keys
-        among them."""
+        """Return the distinct row keys of all parts, by kind of row keys. Remember the indices of
+        each part's keys in them."""
         named: dict[RowKeys, list[Keys]] = {}
         in_pools: dict[int, list[Keys]] = {}
         for part in self.parts:
@@ -414,7 +423,8 @@ class Step:
     def by_part(
         self, values: Mapping[RowKeys, NDArray[np.int64]]
     ) -> Iterator[tuple[Part, NDArray[np.int64]]]:
-        """Yield each part with the `values` of its keys, given for the row keys of `note_keys`."""
+        """Yield each part with the values of its keys. `values` has a value for each row key of
+        `note_keys`."""
         given = {k: own[self.inverse[k]] if self.inverse else own for k, own in values.items()}
         low = dict.fromkeys(given, 0)
         for part in self.parts:
@@ -429,5 +439,5 @@ class Step:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the step's rows have been read, and are pinned."""
+        """Whether all rows of the step have been read, and are pinned."""
         return self.is_planned and all(p.pins and p.pins.are_collected for p in self.parts)

@@ -1,9 +1,9 @@
 """The threads of look-ahead: the planner's thread, and collectors, which read rows.
 
-Collectors read without the engine, so that calls run meanwhile. All are daemon threads, started
-with the first session. A thread that is cut off inside a kernel at the interpreter's end crashes
-the process; therefore the threads are joined before that. A forked child has none of the threads:
-they belong to its parent.
+Collectors read without the engine, so that calls can run at the same time. All threads are daemon
+threads, which start with the first session. If the interpreter's end cut off a thread inside a
+kernel, the process would crash; therefore the threads are joined before that. A forked child has
+none of the threads: they belong to its parent.
 """
 
 import os
@@ -21,8 +21,8 @@ Queue = queue.SimpleQueue[Collection | None]
 
 
 class Threads:
-    """The threads of one planner. Only the threads refer to their functions, so that no reference
-    cycle outlives them."""
+    """The threads of one planner. Only the threads refer to the functions that they run, so that no
+    reference cycle outlives the threads."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self.stopping = threading.Event()
@@ -37,8 +37,8 @@ class Threads:
         return self._ends[0] == os.getpid()
 
     def start(self, plan: Callable[[], None], collect: Callable[[Collection], None]) -> None:
-        """Start the threads, unless they run. One thread runs `plan` until it returns; the others
-        call `collect` for every collection that is put. Under the lock."""
+        """Start the threads, unless they run. One thread runs `plan` until it returns; the other
+        threads call `collect` for every collection that is put. Under the lock."""
         if self._threads or self.stopping.is_set():
             return
         jobs = {"lookahead": partial(self._run, plan)}
@@ -49,12 +49,12 @@ class Threads:
             thread.start()
 
     def put(self, collection: Collection) -> None:
-        """Queue a collection, whose rows a collector will read."""
+        """Queue a collection; a collector will read its rows."""
         self._collections.put(collection)
 
     def join(self) -> None:
-        """Stop the threads, and wait for their end. Must not be called by one of them, nor with the
-        engine."""
+        """Stop the threads, and wait for their end. It must not be called by one of the threads,
+        nor with the engine."""
         _end(*self._ends)
 
     def _run(self, plan: Callable[[], None]) -> None:

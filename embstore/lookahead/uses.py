@@ -1,23 +1,22 @@
 """The next use of each key of a session's steps.
 
 The planner evicts the rows that are used farthest in the future (Belady's rule, over the announced
-window). A step's late rows are the rows that the step before it uses too. Both questions concern
-the uses of one key in two consecutive steps that have it, so one table is enough. It contains each
-key with its latest use, as (step, position in that step). A later step with the same key reads the
-previous use from the entry, writes the next use to the previous step's array, and overwrites the
-entry.
+window). A step's late rows are the rows that the step before it uses too. Next uses and late rows
+both depend on two consecutive uses of a key, so one table is enough. It contains each key with its
+latest use, as (step, position in that step). A later step with the same key reads the previous use
+from this entry, writes the next use to the array of the previous step, and overwrites the entry.
 
 A step is **forgotten** when it is finished. Its array of next uses is freed at once. Its table
-entries are removed when another key needs their place, or when the table is half full. Then all
-forgotten entries are purged; if that leaves fewer than 4 places per key, or more than 32, the table
-is rebuilt with 4 to 8. Memory is therefore bounded by the keys of the window, for any length of the
-session.
+entries are removed when another key needs their place, or when the table is half full. In the
+latter case all forgotten entries are purged. If the table then has fewer than 4 places per key, or
+more than 32, it is rebuilt with 4 to 8 places per key. Memory is therefore bounded by the keys of
+the window, independently of the length of the session.
 
     table[place] = (key, step << 28 | position), or (anything, 0): free
 
-An entry records that the key at `position` of `step` has no known later use. The table is one of
-host/key_table.py, at most half full. Steps start at 1, so no entry has the value 0. The loop is not
-split into slices: it handles 50,000 keys in a millisecond.
+An entry records that the key at `position` of `step` has no known later use. The table has the form
+that host/key_table.py defines, and is at most half full. Steps start at 1, so no entry has the
+value 0. The loop is not split into slices: it handles 50,000 keys in a millisecond.
 
 Rejected: a list of uses for each key (one allocation per key), and sorting the window's keys for
 each step (a hundred times the work for a deep window).
@@ -46,24 +45,24 @@ from embstore.host.key_table import carry, lower, new_table
 Steps = NDArray[np.int64]
 
 POSITION_BITS = 28
-"""Bits of an entry below the step number: a step has fewer than 2**28 keys."""
+"""The number of bits of an entry below the step number: a step has fewer than 2**28 keys."""
 _POSITION_MASK = np.int64((1 << POSITION_BITS) - 1)
 _NEXT = np.uint64(1)
 _AHEAD = 12
-"""Distance in keys at which table places are prefetched: a few memory latencies."""
+"""The distance in keys at which table places are prefetched: a few memory latencies."""
 _PLACES = 1 << 12
 _WINDOW = 16
 STEP_MAX = (1 << (63 - POSITION_BITS)) - 1
-"""The largest step number that fits an entry: one step per millisecond for a year."""
+"""The largest step number that fits into an entry: one step per millisecond for a year."""
 
 
 @kernel
 def note(
     table: Int64Rows,  # (places, 2)
     row_keys: Int64sIn,  # (u,), distinct
-    step: Int,  # above all steps noted before
+    step: Int,  # greater than all steps noted before
     forgotten: Int,
-    addresses: Int64sIn,  # (a power of two,), address of next_uses of step s at s modulo its length
+    addresses: Int64sIn,  # (a power of two,), of next_uses: step s at s modulo length
     previous: Int64s,  # (u,)
 ) -> int:
     """Record this step as the latest use of each key; return the number of free places taken.
@@ -72,7 +71,7 @@ def note(
         next_uses of that step [its position of the key]  = this step
 
     Steps up to `forgotten` do not count: their arrays are freed, and their entries can be
-    overwritten, which postpones the next purge.
+    overwritten. Overwriting entries postpones the next purge.
     """
     start, mask = table.ctypes.data, np.uint64(table.shape[0] - 1)
     count, taken = row_keys.shape[0], 0
@@ -86,7 +85,7 @@ def note(
                 over, found_over = place, True
             place = (place + _NEXT) & mask
         entry = table[place, 1]
-        if entry == 0:  # The table has no entry of the key: a forgotten one can be overwritten.
+        if entry == 0:  # The table has no entry of the key: a forgotten entry can be overwritten.
             place = over if found_over else place
             taken += not found_over
         used = entry >> POSITION_BITS
@@ -106,15 +105,15 @@ def note(
 class Uses:
     """The uses of every key in the steps of one session, except forgotten steps.
 
-    One thread at a time. Steps are noted in ascending order, each step once; a step has each key
+    One thread at a time. Steps are noted in ascending order, each step once. A step has each key
     once.
     """
 
     def __init__(self) -> None:
         self._table = new_table(_PLACES)
         self._taken = 0  # places of the table that are not free
-        self._next_uses: dict[int, Steps] = {}  # by step that is noted and not forgotten, ascending
-        self._addresses = np.zeros(_WINDOW, np.int64)  # of these arrays, for step s at s % length
+        self._next_uses: dict[int, Steps] = {}  # by step (noted, not forgotten), ascending
+        self._addresses = np.zeros(_WINDOW, np.int64)  # of `_next_uses`: step s at s % length
         self._newest = 0
         self._forgotten = 0
 
@@ -130,12 +129,12 @@ class Uses:
         Parameters
         ----------
         row_keys : (u,) int64, distinct, u < 2**28
-        step : number above every step noted before, and not forgotten
+        step : a number that is greater than every step noted before, and not forgotten
 
         Returns
         -------
-        previous : (u,) int64; 0 for a key that no step uses, forgotten steps excepted. For any
-            other key, the next use after that earlier step is now known: it is `step`
+        previous : (u,) int64; 0 for a key that no earlier step uses, apart from forgotten steps.
+            For every other key, the next use after this earlier step is now known: it is `step`
         """
         assert max(self._newest, self._forgotten) < step <= STEP_MAX, "steps are noted in order"
         assert len(row_keys) < 1 << POSITION_BITS, "a position has so many bits"
@@ -150,9 +149,9 @@ class Uses:
 
         Keys are in the order in which they were passed to `note`.
 
-        The value is 0 while no later step is known to use the key. The array is not a copy: it is
-        updated when a later step is noted, so only read it. After `forget` it does not change any
-        more.
+        The value is 0 as long as no later step is known to use the key. The array is not a copy:
+        noting a later step updates the array, so only read it. After `forget` the array does not
+        change any more.
         """
         return self._next_uses[step]
 
@@ -163,7 +162,7 @@ class Uses:
             del self._next_uses[step]
 
     def _enter(self, step: int, next_uses: Steps) -> None:
-        """Keep the array to which the next uses of a step's keys will be written."""
+        """Register the array to which the next uses of a step's keys will be written."""
         self._next_uses[step] = next_uses
         self._newest = step
         oldest = next(iter(self._next_uses))
@@ -177,7 +176,8 @@ class Uses:
             self._addresses[known % length] = address(array)
 
     def _make_room(self, count: int) -> None:
-        """Make room for `count` more keys in the table, with at most half of its places taken."""
+        """Make room for `count` more keys in the table, so that at most half of its places are
+        taken."""
         if 2 * (self._taken + count) <= len(self._table):
             return
         forgotten = (self._forgotten + 1 << POSITION_BITS) - 1

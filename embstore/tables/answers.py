@@ -1,15 +1,15 @@
 """Answers to commands that clients may still send again.
 
-A client may send a command again after a crash. Therefore the log contains each command's origin,
-and this module keeps the answers that clients may still need. A commit makes the logged commands
-superfluous, but not these answers: it begins a segment whose first record contains them. The
-answers belong to an **instance** of the server, which ends when they are lost. Clients recognize
-the instance by its id.
+A client may send a command again after a crash. Therefore the command log contains each command's
+origin, and this module keeps the answers that clients may still need. A commit makes the logged
+commands superfluous, but not these answers: it begins a segment whose first record contains the
+answers. Answers belong to an **instance** of the server, which ends when the answers are lost.
+Clients recognize the instance by its id.
 
-**Bounds.** Each commit writes all answers, so their bytes are bounded: per client, whose answers
-with the lowest sequence numbers are dropped, and in total. The bytes are estimated (`answer_bytes`)
-from the answers alone, so that a store that executes the same commands again drops the same
-answers.
+**Bounds.** Each commit writes all answers, so the bytes of answers are bounded, per client and in
+total. Beyond the bound of a client, its answers with the lowest sequence numbers are dropped. The
+bytes are estimated (`answer_bytes`) from the answers alone, so that a store that executes the same
+commands again drops the same answers.
 """
 
 from collections import Counter, OrderedDict
@@ -22,13 +22,13 @@ from embstore.tables.owners import Ages, owner_of
 CALLS_MAX = 1024
 """The most answers that are kept for one client, if their bytes allow it."""
 CLIENT_BYTES_MAX = 1 << 20
-"""The most bytes of the answers kept for one client; one answer is always kept."""
+"""The most bytes of answers that are kept for one client; one answer is always kept."""
 CLIENTS_MAX = 4096
-"""The most clients whose answers are kept; `tables.owners` decides which ones."""
+"""The most clients whose answers are kept; `tables.owners` decides which clients."""
 ANSWERS_BYTES_MAX = 4 << 20
-"""The most bytes of the answers kept for all clients."""
+"""The most bytes of answers that are kept for all clients together."""
 ANSWER_BYTES = 128
-"""Bytes of an answer with an empty result: its origin, verb and context."""
+"""The bytes of an answer with an empty result: of its origin, verb and context."""
 
 
 def answer_bytes(result: Any) -> int:
@@ -61,7 +61,7 @@ class Origin(Protocol):
 
     @property
     def finished_below(self) -> int:
-        """The client has received the answers of all lower sequence numbers."""
+        """A sequence number: the client has received the answers of all lower numbers."""
 
 
 class Sent(NamedTuple):
@@ -73,8 +73,8 @@ class Sent(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a command. `result` None: it was lost in a crash, but the command was
-    executed."""
+    """The answer to a command. `result` is None if the answer was lost in a crash, but the command
+    was executed."""
 
     verb: str
     result: Any
@@ -88,7 +88,7 @@ class Remembered:
         self.calls: dict[int, Answer] = {}
         """The answers by sequence number."""
         self.floor = floor
-        """All lower sequence numbers have been forgotten."""
+        """A sequence number: the answers of all lower numbers have been dropped."""
         self.bytes = 0
         """Bytes of the answers."""
 
@@ -101,7 +101,7 @@ class Remembered:
             self.forget_below(min(self.calls) + 1)
 
     def forget_below(self, sequence: int) -> None:
-        """Drop the answers of all lower sequence numbers."""
+        """Drop the answers of all sequence numbers below `sequence`."""
         self.floor = max(self.floor, sequence)
         for old in [old for old in self.calls if old < self.floor]:
             self._drop(old)
@@ -117,12 +117,14 @@ class Answers:
     def __init__(self) -> None:
         self.clients: OrderedDict[str, Remembered] = OrderedDict()
         self.forgotten: set[str] = set()
-        """Owners of forgotten clients: an unknown client of such an owner may have had calls."""
+        """The owners of forgotten clients. An unknown client of such an owner may have made calls
+        before."""
         self._ages = Ages()
         self._bytes: Counter[str] = Counter()  # by owner
 
     def add(self, origin: Origin, answer: Answer) -> None:
-        """Keep an answer. Drop answers that its client has, and clients beyond the bounds."""
+        """Keep an answer. Drop answers that the client has received, and clients beyond the
+        bounds."""
         client = self.clients.setdefault(origin.client_id, Remembered())
         self.clients.move_to_end(origin.client_id)
         self._ages.renew(origin.client_id)
@@ -145,7 +147,7 @@ class Answers:
         self.forgotten.add(owner)
 
     def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
-        """Keep the answers that were read from the log for one client."""
+        """Keep the answers for one client that were read from the command log."""
         remembered = self.clients[client] = Remembered(floor)
         for sequence, answer in calls.items():
             remembered.keep(sequence, answer)

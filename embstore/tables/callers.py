@@ -1,9 +1,10 @@
-"""Conversion of a command's keys and arrays to shares of tables, in the memory where they are.
+"""Conversion of a command's keys and arrays to shares of tables, without moving them to other
+memory.
 
 Arrays are on the host, or in the memory of the device that has the table's rows. Keys, gradients
 and outputs in the device's memory are used there. Arrays for work on the host, such as rows that
-are put, are copied to the host. All functions here run inside a call: the device then follows the
-stream that may still be writing an array.
+are put, are copied to the host. All functions here run inside a call: the device follows a stream
+that may still be writing an array.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +23,20 @@ from embstore.tables.state import Share, TableState
 from embstore.tables.tables import Tables
 
 Allocate = Callable[..., Sequence[Any]]
-"""Function that returns arrays for rows of tables, given the tables' names and shapes, and, for
-some of the rows, their positions."""
+"""A function that returns arrays for rows of tables. It gets the tables' names and shapes, and, if
+only some rows are read, their positions."""
 Out = Sequence[Any] | Allocate | None
-"""Arrays for the rows, or None for new arrays; or a function that makes them from names and
+"""Arrays for the rows, or None for new arrays; or a function that makes arrays from names and
 shapes."""
 _DTYPES: dict[int, Any] = {1: np.int64, 2: VALUE}
-"""The dtype of keys and of rows, by number of dimensions."""
+"""The dtype by number of dimensions: keys have one, rows have two."""
 
 
 def lookup_shares(tables: Tables, parts: Sequence[c.TableKeys]) -> list[Share]:
     """Return the shares of a lookup of rows by key.
 
-    Raises TableNotFoundError; InvalidArgumentError if an array is wrong or the call is too large.
+    Raises TableNotFoundError, or InvalidArgumentError if an array is wrong or the call is too
+    large.
     """
     shares, size = [], 0
     for part in parts:
@@ -71,13 +73,13 @@ def gradient_shares(tables: Tables, parts: Sequence[c.TableGradients]) -> list[S
 def outputs_of(
     shares: Sequence[Share], out: Out, counts: Sequence[int] | None = None
 ) -> tuple[list[Rows | Array], Sequence[Any]]:
-    """Return the arrays for the rows of each share twice: as kernels write them, and as the caller
-    gave them. Where the caller gave none, they are new arrays on the host.
+    """Return the arrays for the rows of each share twice: in the form that kernels write, and as
+    the caller gave them. If the caller gave no array, a new array on the host is used.
 
-    counts : number of rows of each share; None: one per key
+    counts : the number of rows of each share; None: one row per key
 
-    With keys in the device's memory `out` must be given. An array made here would be freed with the
-    caller's last reference, while the caller's streams may still use it.
+    If keys are in the device's memory, `out` must be given. An array made here would be freed with
+    the caller's last reference, when the caller's streams may still use the array.
     """
     if counts is None:
         counts = [len(share.keys) for share in shares]
@@ -110,7 +112,7 @@ def keys_of(table: TableState, keys: Any) -> Keys | Array:
 
 
 def gradients_of(table: TableState, rows: Any, count: int) -> Rows | Array:
-    """Return (count, dim) float32 gradients; `embstore.checks` has made them normal before."""
+    """Return (count, dim) float32 gradients; `embstore.checks` has already converted them."""
     shape = count, table.dim
     if isinstance(rows, np.ndarray) and rows.shape == shape:
         return rows
@@ -119,7 +121,8 @@ def gradients_of(table: TableState, rows: Any, count: int) -> Rows | Array:
 
 
 def bag_gradients(rows: Rows | Array, bags: c.Bags) -> Gradients:
-    """Return the gradients of the keys in bags, given the bags' gradients, (bags, dim)."""
+    """Return the gradients of the keys in bags. `rows` are the gradients of the bags, (bags,
+    dim)."""
     counts = np.diff(bags.offsets)
     source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     if bags.mode == "mean":
@@ -142,10 +145,10 @@ def on_host(device: Device) -> Callable[[Any], Any]:
         try:
             shape = array.__cuda_array_interface__["shape"]
             adopted = device.memory.adopt(array, _DTYPES.get(len(shape), VALUE), len(shape))
-        except Exception:  # any error of its library
+        except Exception:  # any error of the array's library
             adopted = None
         if adopted is None:
-            return np.empty(0, np.int64)  # executing the command will raise its error
+            return np.empty(0, np.int64)  # the command itself will raise the error
         return device.memory.download(adopted).reshape(shape).copy()
 
     return copied
@@ -161,7 +164,7 @@ def output_of(table: TableState, out: Any, count: int) -> Rows | Array:
 def _adopted(
     table: TableState, rows: Any, shape: tuple[int, int], what: str, *, write: bool = False
 ) -> Array | None:
-    """Return a caller's rows that are in the device's memory; None: the rows are on the host."""
+    """Return a caller's rows if they are in the device's memory, None if they are on the host."""
     adopted = _in_memory(table, rows, np.float32, 2, what, write=write)
     if adopted is not None and (len(adopted), adopted.width) != shape:
         raise refusal(table.name, f"{what} of shape {shape}", (len(adopted), adopted.width))

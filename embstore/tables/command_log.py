@@ -10,20 +10,21 @@ survive a crash if the commands are logged: opening the store executes them agai
                  an interval: a crash loses the commands since the last sync
     commands     a command is acknowledged when it is on the disk
 
-A command is appended when it gets its number, inside its call, so that the order of the log is the
-order of the store. A thread writes and syncs the log while the next command is already applied.
-Only the acknowledgement waits.
+A command is appended when it gets its number, inside its call, so that the order of the command log
+is the order of the store. A thread writes and syncs the log while the next command is already being
+applied. Only the acknowledgement waits.
 
 An update is logged in its summed form: each key once, with the scaled sum of its gradients (rules 2
-and 4), as the engine has just computed it, and a scale of 1. For a Zipf-distributed batch this
-takes a third of the bytes. The arrays belong to the log, so that callers need not keep their arrays
-until they are written.
+and 4), which the engine has just computed, and a scale of 1. For a Zipf-distributed batch this
+takes a third of the bytes. The log owns these arrays, so that callers need not keep their own
+arrays until the log is written.
 
 The log also contains the answers that clients may still need (answers.py).
 
-**Labels** are in the catalogue. The log records them for standbys: a label that was made, and,
-after a label was dropped or protected, all labels that are kept. The latter record is written again
-whenever the log is opened, because a crash may have come between the catalogue and the record.
+**Labels** are in the catalogue. The command log records them for standbys: one label when it is
+made, and all labels that are kept after a label was dropped or protected. The record of all labels
+is written again whenever the log is opened, because a crash may have come between the catalogue and
+the record.
 
 A look-ahead step is logged by its effect: an update of the tables' keys, and the session's new
 resume position.
@@ -56,16 +57,17 @@ from embstore.tables.answers import Answer, Origin
 from embstore.tables.logged import Codec, Logged, Memory, SessionPlace, framed, read_record
 
 _FORGOTTEN_BYTES_MAX = 8192
-"""A session's name has at most 255 characters, each of which JSON may write in twelve bytes."""
+"""The most bytes of a record of `append_forgotten`. A session's name has at most 255 characters,
+and JSON writes a character in at most twelve bytes."""
 
 
 class CommandLog:
-    """The command log of an open store. With the engine, except `wait` and functions documented
-    otherwise.
+    """The command log of an open store. Its callers have the engine, except callers of `wait` and
+    of methods documented for any thread.
 
     Parameters
     ----------
-    memory, read : content of the log when the store was opened (`read_log`)
+    memory, read : the content of the command log when the store was opened (`read_log`)
     number : number of the last command
     sync_every_s : interval in seconds of level "interval"
     """
@@ -87,11 +89,12 @@ class CommandLog:
         self.memory = memory
         self._borrowed = 0  # the mark of the last record with arrays of a caller
         self.origin: Origin | None = None
-        """The origin of the call that has the engine."""
+        """The origin of the call that now has the engine."""
         self.replay_s = 0.0
         """The approximate seconds that a replay of the uncommitted commands would take."""
         self.received: Record | None = None
-        """The record of a leader's log whose command is executed; it is appended unchanged."""
+        """The record of a leader's command log whose command is being executed; it is appended
+        unchanged."""
         self._codec = codec
         self._storage = storage
         self._on_host = on_host
@@ -122,10 +125,10 @@ class CommandLog:
     def begin(
         self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
     ) -> Callable[[int, int], None]:
-        """Reserve space for a command; return the function that appends it, given its number and
-        life. `is_own`: the log owns the command's arrays.
+        """Reserve space for a command. Return the function that appends the command, called with
+        its number and life. `is_own` : whether the log owns the command's arrays.
 
-        Raises CapacityError if there is no space; nothing has changed.
+        Raises CapacityError if there is no space; in this case nothing has changed.
         """
         began = perf_counter()
         if self.received is not None:
@@ -154,25 +157,26 @@ class CommandLog:
 
     def answered(self, command: Command[Any], result: Any, context: Context) -> None:
         """Keep the answer of the call that has the engine. A replay computes the same answer again,
-        except after a restore, whose answer has a new epoch."""
+        unless it is the answer of a restore, which has a new epoch."""
         if self.origin is not None:
             answer = Answer(type(command).__name__, command.short_answer(result), context)
             self.memory.answers.add(self.origin, answer)
 
     def reserve_forgotten(self) -> None:
-        """Reserve space for `append_forgotten`. Raises CapacityError if there is none."""
+        """Reserve space for `append_forgotten`. Raises CapacityError if there is no space."""
         self.files.reserve(_FORGOTTEN_BYTES_MAX)
 
     def append_forgotten(self, session: str, number: int) -> None:
-        """Append a record which states that the resume position of a session is forgotten."""
+        """Append a record that the resume position of a session is forgotten."""
         self.files.append(FORGOTTEN, number, framed({"session": session}))
 
     def reserve_labels(self, checkpoints: Sequence[KeptState]) -> None:
-        """Reserve space for `append_labels`. Raises CapacityError if there is none."""
+        """Reserve space for `append_labels`. Raises CapacityError if there is no space."""
         self.files.reserve(sum(map(len, self._labels(checkpoints))))
 
     def append_labels(self, checkpoints: Sequence[KeptState], number: int) -> None:
-        """Append a record of the checkpoints that are kept, and which of them are protected."""
+        """Append a record that states which checkpoints are kept, and which of these are
+        protected."""
         self.files.append(LABELS, number, self._labels(checkpoints))
 
     def _labels(self, checkpoints: Sequence[KeptState]) -> list[Part]:
@@ -183,22 +187,22 @@ class CommandLog:
         return framed(head)
 
     def read(self, record: Record) -> Logged:
-        """Return the content of a record of a leader's log, and keep its answers."""
+        """Return the content of a record of a leader's command log, and keep the answers in it."""
         return read_record(record, self._codec, self.memory, self._storage.catalogue)
 
     def append_received(self, record: Record) -> None:
-        """Append a record of a leader's log that is not a command."""
+        """Append a record of a leader's command log that is not a command."""
         self.files.reserve(len(record.body))
         self.files.append(record.kind, record.command, [record.body])
 
     # Commits
 
     def before_commit(self, number: int, label: dict[str, Any] | None) -> command_records.Place:
-        """Begin a segment with the answers, which are not part of a commit; return the end of the
-        log, once it is durable.
+        """Begin a segment with the answers, which are not part of a commit. Sync the log, and
+        return its end.
 
-        The answer of a checkpoint does not exist yet. Its origin is stored with the label; the
-        catalogue has the label if the checkpoint was made.
+        If the commit is a checkpoint, its answer does not exist yet. Therefore the checkpoint's
+        origin is stored with the label; the catalogue has the label if the checkpoint was made.
         """
         self.files.segments.end()
         if label is not None and self.origin is not None:
@@ -212,7 +216,8 @@ class CommandLog:
         return synced
 
     def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
-        """Append a record of the label that was made, for standbys; delete committed segments."""
+        """Append a record of the label that was made, for standbys, and delete committed
+        segments."""
         if label is not None:
             self.files.append(CHECKPOINT, number, framed(label))
         commands = self._storage.catalogue.commands
@@ -226,7 +231,8 @@ class CommandLog:
         self.files.append(CHECKPOINT, number, parts)
 
     def append_answers(self, number: int, label: dict[str, Any] | None = None) -> None:
-        """Append all answers that clients may still need; `label` is about to be made."""
+        """Append all answers that clients may still need, with the label that is about to be
+        made."""
         answers = self.memory.answers
         clients = [
             [
@@ -257,17 +263,19 @@ class CommandLog:
 
     @property
     def is_durable(self) -> bool:
-        """Whether commands are acknowledged only on the disk, so that a crash loses none."""
+        """Whether commands are acknowledged only when they are on the disk, so that a crash loses
+        none of them."""
         return self.level == "commands"
 
     @property
     def mark(self) -> int:
-        """The mark that must be durable before an acknowledgement that is given now; 0: none."""
+        """The mark that must be durable before an acknowledgement can be given now; 0: there is
+        none."""
         return self.files.appended if self.is_durable else 0
 
     def wait(self) -> None:
-        """Return when the commands appended so far can be acknowledged, and the callers can change
-        their arrays. Any thread."""
+        """Wait until the commands appended so far can be acknowledged, and callers can change the
+        arrays that they passed. Any thread."""
         if self.is_durable:
             self.files.wait(self.files.appended)
         else:

@@ -1,13 +1,13 @@
-"""A table's digest, maintained by block (contract.md, rule 11).
+"""A table's digest, which is maintained by block (contract.md, rule 11).
 
 The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
-calls, together with the set of blocks written since, so that only these blocks are hashed again.
-Before the first call nothing is kept, so that a table without digests has no cost.
+digests, together with the set of blocks that were written since, so that only these blocks are
+hashed again. Before the first digest nothing is kept, so that a table without digests has no cost.
 
-**In slices.** A digest covers the table as of one command, when the digest begins. Its rows are
-read in slices (slices.py), in the order of their keys, which is the order of the base's files. Rows
-that commands change before they are read are copied first (row_snapshot.py). Two threads read the
-disk and hash, without the engine. Only one digest runs at a time.
+**In slices.** A digest covers the table as of the command at which the digest begins. The rows are
+read in slices (slices.py), in the order of their keys, which is the order of the base's files. If a
+command changes rows that are still to be read, these rows are copied first (row_snapshot.py). Two
+threads read the disk and hash, without the engine. Only one digest runs at a time.
 
 A digest that is ended early does not change the kept leaves, nor the set of blocks to hash again.
 """
@@ -53,7 +53,7 @@ class KeySet:
 
 
 class TableDigest:
-    """The leaves of one table. With the engine, except `compute`."""
+    """The leaves of one table. All methods but `compute` are called with the engine."""
 
     def __init__(self) -> None:
         self._blocks: Keys | None = None  # ascending; None until the first digest
@@ -72,11 +72,11 @@ class TableDigest:
         pool.followers.follow(table_id, self.note_written)
         changed = None if self._blocks is None else self._changed.members()
         reading, nothing = Reading(pool, table_id, changed), KeySet()
-        self.reading, self._changed = reading, nothing  # together, after all allocations
+        self.reading, self._changed = reading, nothing  # both at once, after all allocations
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
-        """Return the digest that was begun, as 64 hexadecimal digits. It hashes the blocks that
-        have changed since the last digest. An error from `slices` ends it."""
+        """Return the digest that was begun, as 64 hexadecimal digits. The blocks that have changed
+        since the last digest are hashed. An error from `slices` ends the digest."""
         reading, is_done = self.reading, False
         assert reading is not None
         try:
@@ -93,14 +93,14 @@ class TableDigest:
                 if is_done:
                     self._blocks, self._leaves = blocks, kept
                 elif self._blocks is not None:
-                    known, self._blocks = self._blocks, None  # in case memory runs out here
+                    known, self._blocks = self._blocks, None  # in case memory runs out now
                     self._changed.add(reading.changed, 0)
                     self._blocks = known
         return root(identity, t, blocks - reading.first_block, kept)
 
     def records(self, table_id: int, low: int, count: int) -> bytes:
-        """Return the first `count` leaves of blocks >= low, in the form of the root. Only after
-        `compute`, and before the next digest is computed."""
+        """Return the first `count` leaves of blocks >= low, in the form that the root hashes. Call
+        this after `compute`, and before the next digest is computed."""
         assert self._blocks is not None
         first_block = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         begin = int(np.searchsorted(self._blocks, first_block + min(low, KEY_MASK)))
@@ -109,13 +109,13 @@ class TableDigest:
 
 
 class Reading:
-    """The rows of one table as they were when this object was made, read block by block, and
-    hashed."""
+    """The rows of one table as they were when this object was made. They are read and hashed block
+    by block."""
 
     def __init__(self, pool: Pool, table_id: int, changed: Keys | None) -> None:
         self.first_block = (table_id << KEY_BITS) >> _BLOCK_SHIFT
         self.changed = np.empty(0, np.int64) if changed is None else changed
-        """The blocks to read, ascending; empty if all blocks are read."""
+        """The blocks to read, ascending; empty if all blocks are to be read."""
         self._is_whole = changed is None
         self._pool = pool
         self._table_id = table_id
@@ -124,8 +124,8 @@ class Reading:
         self._deleted: list[Keys] = []
 
     def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
-        """Copy rows that are about to be changed or deleted, and that are still to be read. With
-        the engine."""
+        """Copy those rows that are still to be read, and are about to be changed or deleted. Call
+        this with the engine."""
         blocks = keys >> _BLOCK_SHIFT
         wanted = blocks >= self._next_block
         if not self._is_whole:
@@ -135,8 +135,8 @@ class Reading:
             self._deleted.append(keys)
 
     def leaves(self, slices: Slices) -> tuple[Keys, NDArray[np.uint8]]:
-        """Return the blocks that had a written row, among the blocks to be read, and the leaf of
-        each."""
+        """Return those of the blocks to be read that had a written row, and the leaf of each
+        block."""
         written: WrittenKeys | None = None
         blocks = self.changed
         levels = self._pool, self._pool.level_two
@@ -159,8 +159,8 @@ class Reading:
     def _pieces(
         self, blocks: Keys, written: WrittenKeys | None, slices: Slices
     ) -> Iterator[tuple[slice, Keys]]:
-        """Yield the work of each slice: a range of the blocks, and the row keys in them that can be
-        written rows."""
+        """Yield the work of each slice: a range of the blocks, and the row keys in these blocks
+        that may have written rows."""
         record_bytes = self._pool.layout.record_bytes
         rows_max = slice_rows(self._pool.layout)
         step = max(1, AHEAD_BYTES // (BLOCK_KEYS * record_bytes))
@@ -193,7 +193,7 @@ class Reading:
         found: NDArray[np.uint8],
         is_there: NDArray[np.bool_],
     ) -> None:
-        """Read rows, and compute the leaves of their blocks."""
+        """Read rows, and compute the leaves of the blocks that contain them."""
         rows, was_written = earlier.read()
         keys = keys[was_written]
         cuts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))

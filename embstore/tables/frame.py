@@ -1,19 +1,20 @@
 """The frame of every call: calls run one after the other, on a store that is open and usable.
 
-The engine is single-threaded: a call on any thread takes the one lock, and calls on other threads
-wait for it. Before a call the frame checks that the store is usable, and installs a finished merge.
-After each acknowledged command that writes, the **command number** grows by one, and the command is
-logged if the store has a command log.
+The engine is single-threaded: a call takes the only lock, on any thread, and calls on other threads
+wait for this lock. Before a call the frame checks that the store is usable, and installs a finished
+merge. After each acknowledged command that writes, the **command number** grows by one, and the
+command is logged if the store has a command log.
 
 No call runs inside another. A call from a signal handler gets an error, unless it is `close`.
-An interrupt can occur between any two lines, where memory may be half changed. Therefore it fails
-the store, which opens again at its last commit.
+An interrupt of a call can occur between any two lines, when memory may be half changed. Therefore
+an interrupt fails the store, which opens again at its last commit.
 
 **No memory.** A call usually runs out of memory when it allocates its arrays, before anything has
-changed. It is then refused (CapacityError), as a call that finds no space on the disk. A call that
-changes data in parts announces it (`Storage.begin_change`): from then to the end of the call, and
-inside `irreversible`, a lack of memory fails the store. All other code leaves rows, cache and log
-intact wherever memory runs out: it allocates first, then changes.
+changed. In this case it is refused (CapacityError), as a call that finds no space on the disk. A
+call that changes data in parts announces the change (`Storage.begin_change`): from the announcement
+to the end of the call, and inside `irreversible`, a lack of memory fails the store. All other code
+leaves rows, cache and log intact wherever memory runs out, because it first allocates and then
+changes data.
 """
 
 import errno
@@ -43,7 +44,7 @@ from embstore.tables.command_log import CommandLog
 from embstore.tables.logged import SessionPlace
 
 LATER: Any = object()
-"""Placeholder for a command that is only known later."""
+"""A placeholder for a command that is not known yet."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _IS_BUSY = (
@@ -55,7 +56,7 @@ _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less 
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease of paused writes, which limits the pause in time."""
+    """A lease for a pause of writes. It limits the duration of the pause."""
 
     by: str
     why: str
@@ -65,7 +66,7 @@ class Lease:
 
     @property
     def is_live(self) -> bool:
-        """Whether writes are still paused by this lease."""
+        """Whether this lease still pauses writes."""
         return monotonic() < self.until
 
 
@@ -89,14 +90,14 @@ class Frame:
         self.after_writes: list[Callable[[], Callable[[], None] | None]] = []
         """Weak references to functions called at the end of each command that writes."""
         self.paused = ""
-        """Why commands that write are refused, for example on a shard whose partitions move; "":
-        they are accepted. Set inside a call."""
+        """The reason why commands that write are refused, for example on a shard whose partitions
+        move; "": they are accepted. It is set inside a call."""
         self.lease: Lease | None = None
-        """While it is live, commands that write are refused, independently of `paused`. Set inside
-        a call."""
+        """While the lease is live, commands that write are refused, independently of `paused`. It
+        is set inside a call."""
         self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
-        """Function that returns whether a command that writes is accepted despite a pause, given
-        the resume position that a session's step reaches."""
+        """A function that returns whether a command that writes is accepted despite a pause. Its
+        argument is the resume position that the step of a session reaches."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -117,29 +118,30 @@ class Frame:
         *,
         even_paused: bool = False,
     ) -> AbstractContextManager[None]:
-        """Run a command that writes. If it does not raise, it is counted and logged. Not in a
-        read-only store.
+        """Run a command that writes. If it does not raise, it is counted and logged. A read-only
+        store refuses this.
 
-        command : command to log, with the same effect; None: no row or table changes; LATER: the
-            command is passed to `logs` inside the call
-        place : the session's resume position after the command
-        even_paused : whether the command runs while writes are paused
+        command : the command to log, which has the same effect; None: no row or table changes;
+            LATER: the command is passed to `logs` inside the call
+        place : the resume position of a session after the command
+        even_paused : whether the command runs even while writes are paused
 
         Raises WritesPausedError if writes are paused.
         """
         return self._call((command, place), even_paused=even_paused)
 
     def logs(self, command: Command[Any]) -> None:
-        """Log a command, which owns its arrays, for the running call, before anything changes.
+        """Log a command for the running call, before anything changes. The log then owns the
+        command's arrays.
 
-        Raises CapacityError if the log has no space for the command.
+        Raises CapacityError if the command log has no space for the command.
         """
         if self.log is not None:
             self._appends = self.log.begin(command, self._place, is_own=True)
 
     @contextmanager
     def background(self) -> Iterator[None]:
-        """Run work that can wait: calls that wait for the lock go first, for a short time."""
+        """Run work that can wait. For a short time, calls that wait for the lock run first."""
         patience = monotonic() + _PATIENCE_S
         while self._waiting and monotonic() < patience:
             sleep(_PAUSE_S)
@@ -203,29 +205,29 @@ class Frame:
                     self.close(self._close)
 
     def stand_at(self, command: int) -> None:
-        """Continue after a command of another store's history, in a new life that begins with this
-        command: this process may have used its number before. Inside a call."""
+        """Continue after a command of another store's history. A new life begins with this command,
+        because this process may have used the command's number before. Inside a call."""
         self.command_number, self.life = command, lives.new_id()
         before = tuple(one for one in self.lives if one.first < command)
         self.lives = lives.numbered(before, self.life, command)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Take the engine for several calls. While this waits for the lock, `background` work lets
-        it go first."""
+        """Take the engine for several calls. `background` work lets a thread that waits here go
+        first."""
         self._check_process()
         token = object()
         self._waiting.add(token)
         try:
-            with self._lock:  # an interrupt at any point leaves it free
+            with self._lock:  # the lock is free after an interrupt at any point
                 self._waiting.discard(token)
                 yield
         finally:
             self._waiting.discard(token)
 
     def pause(self, why: str) -> None:
-        """Refuse commands that write, for the reason `why`; "": accept them again. Inside a call,
-        or before the first."""
+        """Refuse commands that write, for the reason `why`; "": accept these commands again. Inside
+        a call, or before the first call."""
         self.paused, self.may_pass = why, _nothing
 
     @property
@@ -243,7 +245,7 @@ class Frame:
     def _begin_writing(
         self, command: Command[Any] | None, place: SessionPlace | None, *, even_paused: bool
     ) -> None:
-        """Check that a command may write, and reserve space for it in the log."""
+        """Check that a command may write, and reserve space for it in the command log."""
         step = place if place is not None and place.is_step else None
         if not even_paused and self.is_paused and not self.may_pass(step):
             self.check_paused()
@@ -257,9 +259,9 @@ class Frame:
         """End a call that raised. Wait for the device, whose queued work may refer to the caller's
         arrays. Fail the store if the call was cut off, or if the device is lost.
 
-        Any exception that is not one of the store's errors cuts off a command, for example one from
-        a signal handler: the command may have changed rows. Return the error that refuses the call
-        in place of `exc`, if the call can be refused.
+        Every exception that is not one of the store's errors, such as an exception of a signal
+        handler, cuts off a command: the command may have changed rows. If the call can be refused
+        instead of `exc` being raised, return the error that refuses it.
         """
         refusal = None
         if _is_lack(exc) and not self.storage.is_changing:
@@ -278,7 +280,7 @@ class Frame:
 
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:
-        """Take the engine for a command and for keeping its answer, so that no commit comes
+        """Take the engine for a command and for keeping its answer, so that no commit comes in
         between."""
         with self.turn():
             if self.log is not None:
@@ -291,7 +293,8 @@ class Frame:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Take the lock to look at the store while no call changes it; also inside a call."""
+        """Take the lock to look at the store while no call changes it. This is also possible inside
+        a call."""
         self._check_process()
         with self._lock:
             self._check_open()
@@ -304,8 +307,8 @@ class Frame:
         self._check_open()
 
     def _check_process(self) -> None:
-        """Run before any lock is taken: a fork inherits locks of other threads, and has no thread
-        to release them."""
+        """Refuse a fork, before any lock is taken: a fork inherits locks of other threads, but has
+        no thread that releases them."""
         if os.getpid() != self._process:
             raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
 
@@ -314,9 +317,10 @@ class Frame:
             raise StoreClosedError("the store is closed; open it again")
 
     def close(self, last: Callable[[], None]) -> None:
-        """Run `last` as the last call, only once; inside a running call, run it at the call's end.
+        """Run `last` as the last call, but only once. Inside a running call, run it at the end of
+        that call.
 
-        In a forked child nothing is run, because all open files and memory belong to its parent.
+        In a forked child nothing runs, because all open files and memory belong to the parent.
         """
         if os.getpid() != self._process:
             self.is_closed = True
@@ -337,7 +341,7 @@ def _nothing(place: SessionPlace | None) -> bool:
 
 
 def _is_lack(exc: BaseException) -> bool:
-    """Return whether the system had no memory, or no thread, which usually means the same."""
+    """Return whether the system had no memory, or no thread, which usually has the same cause."""
     if isinstance(exc, RuntimeError):
         return "can't start new thread" in str(exc)
     return isinstance(exc, MemoryError)

@@ -9,24 +9,24 @@ from typing import Any
 from embstore.layout import Layout
 
 SLICE_ROWS = 1 << 14
-"""The most rows that a slice looks for; for a dense table it can exceed this by part of a block.
-Slices are smaller while calls wait."""
+"""The most rows for which a slice looks; for a dense table a slice can exceed this number by part
+of a block. Slices are smaller while calls wait."""
 _SLICE_BYTES = 4 << 20
-"""The approximate most bytes of rows that are copied in a slice."""
+"""The most bytes of rows, approximately, that are copied in a slice."""
 AHEAD_BYTES = 32 << 20
 """The most bytes of rows that are read ahead from the disk while earlier rows are hashed."""
 HASH_THREADS = 2
 
 
 def slice_rows(layout: Layout) -> int:
-    """Return the number of rows that a slice looks for while no call waits."""
+    """Return the number of rows for which a slice looks while no call waits."""
     return min(SLICE_ROWS, max(1, _SLICE_BYTES // layout.record_bytes))
 
 
 @contextmanager
 def hashing() -> Iterator[Callable[..., None]]:
-    """Yield a function that submits `work(*arguments)` to the threads. It waits if too much work is
-    pending; at the end of the context all work is done."""
+    """Yield a function that submits `work(*arguments)` to the threads, and waits if too much work
+    is pending. At the end of the context all work is done."""
     pending: deque[Future[None]] = deque()
     ahead = max(HASH_THREADS, AHEAD_BYTES // _SLICE_BYTES)
     with ThreadPoolExecutor(HASH_THREADS) as threads:

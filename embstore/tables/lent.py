@@ -1,8 +1,8 @@
 """The device of an embedded store, lent to its trainer (`embstore.handles.lent`).
 
-Rows are in slots of the device's memory, outside the cache. The same kernels read and update them
-as the store's rows. An update that takes effect later uses other slots: the rows are copied there,
-updated, and copied back.
+The trainer's rows are in slots of the device's memory, outside the cache. The kernels that read and
+update these rows are those for the store's rows. An update that takes effect later uses other
+slots: the rows are copied to these slots, updated, and copied back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,8 @@ from embstore.layout import VALUE, Layout
 from embstore.tables.callers import bag_gradients
 
 _ROWS_MAX = 1 << 40
-"""Slots are passed to kernels as keys of a table that has more rows than there can be slots."""
+"""More rows than there can be slots. Slots are passed to kernels as keys of a table of so many
+rows."""
 _SLAB_BYTES = 4 << 20
 """Approximate bytes of one allocation of slots."""
 _LEAST_SLOTS = 256
@@ -48,12 +49,13 @@ class Lent:
         return QueuedLentRows(self, config, count)
 
     def named(self, slots: Slots) -> Batch:
-        """Return a batch of slots, one per position; `unique_keys` contains the slots. With
-        the engine."""
+        """Return a batch of slots, one per position, whose `unique_keys` are the slots. Call this
+        with the engine."""
         return self.device.keys.distinct([(0, _ROWS_MAX, slots)])
 
     def spread(self, batch: Batch, inverse: NDArray[np.int32]) -> Batch:
-        """Return a batch with positions `inverse`, indices among its slots. With the engine."""
+        """Return a batch whose positions are `inverse`, indices of the batch's slots. Call this
+        with the engine."""
         return replace(
             batch,
             inverse=self.device.memory.upload(np.ascontiguousarray(inverse, np.int32)),
@@ -84,7 +86,8 @@ class Lent:
         return bag_gradients(self._taken(table, given.rows, shape), given.bags)
 
     def _taken(self, table: str, rows: Any, shape: tuple[int, int]) -> Rows | Array:
-        """Return a trainer's gradients, checked, in the form that kernels use. With the engine."""
+        """Check a trainer's gradients, and return them in the form that kernels use. Call this with
+        the engine."""
         try:
             there = self.device.memory.adopt(rows, VALUE, 2)
         except InvalidArgumentError as exc:
@@ -110,8 +113,8 @@ class Lent:
 
 
 class _Shown:
-    """An array of the device, with the array interface of other libraries. Its reader uses it with
-    the engine, after the work that made the array, so there is no stream to wait for."""
+    """An array of the device, with the array interface of other libraries. The array is read with
+    the engine, after the work that makes the array, so a reader need not wait for a stream."""
 
     def __init__(self, array: Any) -> None:
         self._array = array  # keeps the memory alive
@@ -125,7 +128,7 @@ class _Shown:
 
 
 class _SlotMemory:
-    """Slots of one layout, at least as many as were asked for. With the engine."""
+    """Slots of one layout, at least as many as were requested. It is used with the engine."""
 
     def __init__(self, lent: Lent, layout: Layout) -> None:
         self._memory = lent.device.memory
@@ -265,7 +268,8 @@ class QueuedLentRows:
 
 
 def _parameters(scalars: Rows) -> TableParameters:
-    """Return the kernel parameters of an update for a pool with one table: only its scalars."""
+    """Return the kernels' parameters for an update of a pool with one table; only the scalars are
+    set."""
     none = np.zeros(1, VALUE)
     return TableParameters(
         scalars.reshape(1, -1), none.view(np.int8), none.reshape(1, 1), none.view(np.uint32), none

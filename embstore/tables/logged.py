@@ -1,7 +1,7 @@
-"""Records of the command log, as they are read.
+"""Reading the records of the command log.
 
-A record's body is the length of a JSON object (4 bytes) and the object, padded to a multiple of 64,
-followed by the command's message, encoded as on the wire.
+A record's body is the length of a JSON object (4 bytes) and the object, padded together to a
+multiple of 64, followed by the command's message, which is encoded as on the wire.
 """
 
 import json
@@ -37,20 +37,21 @@ class Codec(Protocol):
     def parts(
         self, command: Command[Any], origin: Any, on_host: Callable[[Any], Any]
     ) -> list[Part]:
-        """Return a command as a message, in parts; `on_host` copies an array from a device."""
+        """Return a command as a message, in parts. `on_host` is a function that copies an array
+        from a device."""
 
     def command(self, verb: str, message: bytes) -> tuple[Command[Any], Any]:
-        """Return the command of a message, and its origin or None."""
+        """Return the command in a message, and the command's origin or None."""
 
     def result_bytes(self, verb: str, result: Any, context: Context) -> bytes:
         """Return a result in the form of a reply."""
 
     def result(self, verb: str, reply: bytes) -> tuple[Any, Context]:
-        """Return the result in a reply, and the state of the store that the reply names."""
+        """Return the result in a reply, and the state of the store that the reply states."""
 
 
 BEGINS_ANEW = -1
-"""In place of a step: the resume position of the session is forgotten."""
+"""A value in place of a step: the resume position of the session is forgotten."""
 
 
 class SessionPlace(NamedTuple):
@@ -62,7 +63,8 @@ class SessionPlace(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A checkpoint that was made, its origin, and how many checkpoints are kept from then on."""
+    """A checkpoint that was made, its origin, and how many checkpoints were kept from that time
+    on."""
 
     label: str
     metadata: dict[str, Any]
@@ -71,11 +73,12 @@ class Label(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """An entry read from the log: a command, a session's resume position after one, or a label."""
+    """An entry of the command log: a command, a session's resume position after a command, or a
+    label."""
 
     number: int
     is_counted: bool
-    """Whether the entry is a command; else it follows the command of this number."""
+    """Whether the entry is a command; otherwise it comes after the command of this number."""
     command: Command[Any] | None
     origin: Any
     place: SessionPlace | None
@@ -83,25 +86,26 @@ class Logged(NamedTuple):
     path: str
     label: Label | None = None
     labels: dict[str, bool] | None = None
-    """All labels that are kept, and whether each is protected."""
+    """All labels that are kept, and for each whether it is protected."""
     epoch: int = 0
-    """For answers: the epoch in which they were given; 0: not known."""
+    """For answers: the epoch in which the answers were given; 0: not known."""
     life: int = 0
-    """For a command: the life that gave it its number (`embstore.storage.lives`)."""
+    """For a command: the life that gave the command its number (`embstore.storage.lives`)."""
 
 
 class Memory:
-    """The log's answers to calls to this process, and to earlier processes as long as none is
+    """The answers of this process, and those of earlier processes if none of their answers is
     lost."""
 
     def __init__(self) -> None:
         self.instance = uuid4().hex
-        """The id by which clients know whether answers to their calls may be lost."""
+        """The id by which clients recognize whether answers to their calls may be lost."""
         self.answers = Answers()
         self.is_new = True
-        """Whether no answers were read."""
+        """Whether no answers were read from the command log."""
         self.label: dict[str, Any] | None = None
-        """A checkpoint that was made, but whose record is missing from the log."""
+        """The label of a checkpoint that was made, but whose record is missing in the command
+        log."""
         self.epoch = 0
         """The epoch in which the answers were last written; 0: not known."""
 
@@ -109,13 +113,13 @@ class Memory:
 def read_log(
     reader: RecordReader, codec: Codec, memory: Memory, catalogue: Catalogue
 ) -> Iterator[Logged]:
-    """Yield the entries of the log, in order, and keep its answers in `memory`."""
+    """Yield the entries of the command log, in order, and keep its answers in `memory`."""
     for record in reader:
         yield read_record(record, codec, memory, catalogue)
 
 
 def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalogue) -> Logged:
-    """Return the content of a record, and keep its answers in `memory`."""
+    """Return the content of a record, and keep the answers in it in `memory`."""
     head, message = _unframed(record.body)
     command = origin = place = label = None
     if record.kind == ANSWERS:
@@ -124,7 +128,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         sent = head.get("origin")
         label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
         memory.label = None
-    if record.kind == LABELS and "origin" in head:  # the answer is lost, but the command was done
+    if record.kind == LABELS and "origin" in head:  # the answer is lost; the command was executed
         answer = Answer("SetRetention", None, _UNKNOWN)
         memory.answers.add(Sent(*head["origin"]), answer)
     if "session" in head:
@@ -152,7 +156,8 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
 def _remember(
     head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
 ) -> None:
-    """Read the answers to clients' calls from a record; they replace all earlier answers."""
+    """Read the answers to clients' calls from a record. These answers replace all earlier
+    answers."""
     memory.instance, memory.is_new = head["instance"], False
     memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
@@ -181,7 +186,7 @@ def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:
 
 
 def framed(head: dict[str, Any]) -> list[Part]:
-    """Return the head of a record, which precedes its message."""
+    """Return the head of a record as the bytes that precede the message."""
     text = json.dumps(head).encode()
     return [(_LENGTH.pack(len(text)) + text).ljust(_padded(4 + len(text)), b"\0")]
 

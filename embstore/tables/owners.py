@@ -1,14 +1,15 @@
 """Owners of sessions and clients, by name: a server calls the NAME of a caller OWNER:NAME.
 
-The part before the first colon is the owner, which only the server sets. NAME is chosen by the
-caller, and can contain colons. A name without a colon has no owner; all such names together count
-as the names of one owner.
+The part before the first colon is the owner, which only the server sets. The caller chooses NAME,
+which can contain colons. A name without a colon has no owner; all such names together count as the
+names of one owner.
 
 **Forgetting.** The number of names that are kept is bounded, over all owners together. Beyond the
-bound, the owner with the most names loses its oldest name, so that no owner pushes out another
-owner's names by creating many. The choice depends only on the order in which names were renewed: a
-store that executes the same commands again forgets the same names. If several owners have equally
-many names, the owner of the oldest name loses it. Without owners, the oldest name is forgotten.
+bound, the owner with the most names loses its oldest name, so that no owner displaces names of
+another owner by creating many names. The choice depends only on the order in which names were
+renewed: a store that executes the same commands again forgets the same names. If several owners
+have equally many names, the oldest of all their names is forgotten. If there are no owners, the
+oldest name is forgotten.
 """
 
 from collections import OrderedDict
@@ -16,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 def owner_of(name: str) -> str:
-    """Return the owner of a name; "": it has no owner."""
+    """Return the owner of a name; "": the name has no owner."""
     owner, colon, _ = name.partition(":")
     return owner if colon else ""
 
 
 def owned(owner: str, name: str) -> str:
-    """Return the full name of an owner's name."""
+    """Return OWNER:NAME, the full name of an owner's name."""
     return f"{owner}:{name}" if owner else name
 
 
@@ -30,16 +31,16 @@ class Ages:
     """Names in order of age, for each owner separately."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """Start with these names, the oldest first."""
+        """Start with some names, the oldest name first."""
         self._names: dict[str, OrderedDict[str, int]] = {}
-        """By owner: each name with the number of its last renewal, the oldest name first. An owner
-        without names is absent."""
+        """For each owner, its names with the numbers of their last renewals, the oldest name first.
+        Owners without names are absent."""
         self._renewals = 0
         for name in names:
             self.renew(name)
 
     def renew(self, name: str) -> None:
-        """Make this name the youngest."""
+        """Make a name the youngest name."""
         owner = owner_of(name)
         names = self._names.get(owner)
         if names is None:
@@ -49,7 +50,7 @@ class Ages:
         names.move_to_end(name)
 
     def drop(self, name: str) -> None:
-        """Forget a name, if it is known."""
+        """Forget a name if it is known."""
         owner = owner_of(name)
         names = self._names.get(owner)
         if names is not None:
@@ -58,9 +59,10 @@ class Ages:
                 del self._names[owner]
 
     def to_forget(self, counts: Mapping[str, int] | None = None) -> Iterator[str]:
-        """Yield the names in the order in which they are forgotten.
+        """Yield names in the order in which they are to be forgotten.
 
-        counts : by owner, the number that decides which owner has most; None: the number of names
+        counts : for each owner, the number that decides which owner has most; None: its number of
+            names
         """
 
         def least(owner: str) -> tuple[int, int]:

@@ -1,10 +1,10 @@
 """The gradients of several ranks as one sum per key: rule 6 of the contract.
 
-Each rank's share is summed by key first (rule 2); then the ranks' sums are added in rank order. On
-a device that queues work, the sums of all ranks stay on the device, one rank's sums after the
-other's, and are summed by key once more. For up to 64 occurrences, rule 2 adds one after the other,
-starting from the first, as rule 6 requires for ranks. The sums of more ranks, and of ranks on the
-CPU, are added by the host.
+First the share of each rank is summed by key (rule 2); then the sums of the ranks are added in rank
+order. On a device that queues work, the sums of all ranks stay on the device, one rank after the
+other, and are summed by key once more. For up to 64 occurrences, rule 2 adds one occurrence after
+the other, starting from the first, as rule 6 requires for ranks. With more ranks, and on the CPU,
+the host adds the sums.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ from embstore.row_keys import RowKeys
 from embstore.tables.state import Share, batches, sums_of
 
 _EVERY_KEY = -1  # unsigned
-"""The limit of the row keys, which are made unique as the keys of a single table."""
+"""The limit of keys when row keys are made unique as if they were the keys of a single table."""
 
 
 class Total(NamedTuple):
     """The scaled sums of all ranks in one pool."""
 
     pool: Pool
-    keys: Array  # (u,) unique row keys, in order of first occurrence, over the ranks in order
+    keys: Array  # (u,) unique row keys in order of first occurrence, rank after rank
     sums: Array  # (u, dim) or more
     may_be_refused: bool
     """Whether rule 9 may refuse one of the sums."""
@@ -53,7 +53,7 @@ def added(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
 
 
 def _sums(ranks: Sequence[Sequence[Share]]) -> Iterator[tuple[Pool, Array, Array]]:
-    """Yield each rank's sums in each pool; they are valid until the next ones are yielded."""
+    """Yield each rank's sums in each pool; sums are valid until the next sums are yielded."""
     for shares in ranks:
         parts = batches(shares)
         sums = sums_of(parts, np.float32(1.0))
@@ -98,7 +98,7 @@ def _added_on_device(ranks: Sequence[Sequence[Share]], scale: np.float32) -> lis
 
 
 def _positions(ranks: Sequence[Sequence[Share]]) -> dict[int, tuple[Pool, int]]:
-    """Return the pools of all ranks' keys, and the number of keys in each."""
+    """Return the pools of all ranks' keys, and the number of keys in each pool."""
     found: dict[int, tuple[Pool, int]] = {}
     for shares in ranks:
         for share in shares:

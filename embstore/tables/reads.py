@@ -1,7 +1,8 @@
-"""Lookups: rows by key, pooled rows, whole rows. None of them changes a row.
+"""Lookups: rows by key, pooled rows, whole rows. A lookup changes no row.
 
-`admit=False` reads around the cache: resident rows are used, other rows are read and not kept, and
-no score changes. Evaluation traffic then costs training nothing but time.
+With `admit=False` a lookup does not change the cache: it uses resident rows, reads other rows
+without keeping them, and changes no score. So evaluation costs a training in progress nothing but
+time.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def lookup(
 
 
 def _needs_no_batch(shares: Sequence[Share]) -> bool:
-    """Return whether shares can be looked up without a batch: they are in one pool, and have few
+    """Return whether shares can be looked up without a batch: they are in one pool, with few
     keys."""
     if not shares:
         return False

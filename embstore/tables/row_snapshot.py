@@ -1,13 +1,14 @@
 """A copy-on-write snapshot of the rows that commands change while a long read runs.
 
-A sliced read must see the table as of a single command. Therefore a command copies rows here before
-it changes them, if the running read has yet to read these rows. Each row is copied once. A row that
-was never written is noted as absent. The reader prefers these copies to the current rows.
+A read in slices must see the table as of a single command. Therefore, before a command changes rows
+that the running read has not read yet, it copies these rows to the snapshot. Each row is copied
+once. A row that was never written is noted as absent. The reader prefers these copies to the
+current rows.
 
-This costs a command another look at its rows, and memory for the rows that change before they are
-read; both costs end with the read. Rejected: reading in passes until few rows have changed, as a
-commit does. Under training every pass finds most of the table changed, and the last pass must be in
-one piece.
+This costs a command an additional search for its rows, and memory for the rows that change before
+they are read. These costs end with the read. Rejected: reading in passes until few rows have
+changed, as a commit does. During training every pass finds most of the table changed, and the last
+pass must be in one piece.
 """
 
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ from embstore.cache.reading import Looked
 from embstore.storage.row_index import RowIndex
 
 _ABSENT = (1 << 40) - 1
-"""The number in the index of a row that was never written."""
+"""The number that the index has for a row that was never written."""
 
 
 class RowSnapshot:
-    """Copies of rows of one pool, by row key. With the engine."""
+    """Copies of rows of one pool, by row key. It is used with the engine."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -37,7 +38,7 @@ class RowSnapshot:
         self._count = 0
 
     def add(self, keys: Keys) -> None:
-        """Copy the rows of those unique row keys that have no copy yet.
+        """Copy the rows of unique row keys, unless they have a copy already.
 
         If it raises CorruptTableError or MemoryError, it has no effect.
         """
@@ -53,14 +54,14 @@ class RowSnapshot:
             self._starts.pop()
             raise
         self._count += len(rows)
-        self._index.put(keys, numbers, *self._counts)  # last: copies without an entry do no harm
+        self._index.put(keys, numbers, *self._counts)  # last: a copy without an entry does no harm
 
     def look(self, keys: Keys) -> "SnapshotRows":
-        """Look for the earlier rows of unique row keys."""
+        """Find the rows of unique row keys: copies, or else the current rows."""
         return SnapshotRows(self._pool.reader.look(keys), self._of(keys))
 
     def _of(self, keys: Keys) -> "Copies | None":
-        """Return the copies of some row keys; None: there are no copies."""
+        """Return the copies for some row keys, None if there are no copies."""
         numbers = self._index.positions_of(keys)
         if not (numbers >= 0).any():
             return None
@@ -75,7 +76,7 @@ class SnapshotRows:
     copies: "Copies | None"
 
     def read(self) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows of the keys that were written, and which keys these are.
+        """Return the written rows, and a bool array that is True for keys with a written row.
 
         Raises CorruptTableError if a record is damaged.
         """
@@ -89,11 +90,11 @@ class Copies:
 
     numbers: NDArray[np.int64]  # (n,); -1: no copy
     starts: NDArray[np.int64]
-    batches: list[Rows]  # it grows, and does not change otherwise
+    batches: list[Rows]  # grows, but does not change otherwise
 
     def put_into(self, rows: Rows, written: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the earlier rows of the keys that were written, and which keys these are, given
-        the current rows."""
+        """Return the earlier rows that were written, and a bool array that is True for their keys.
+        `rows` and `written` are the current rows in the same form."""
         is_here = self.numbers >= 0
         was_written = np.where(is_here, self.numbers != _ABSENT, written)
         result = np.empty((int(np.count_nonzero(was_written)), *rows.shape[1:]), rows.dtype)

@@ -1,17 +1,18 @@
-"""Long work in slices: pieces of work that take turns on the engine with other calls.
+"""Long work in slices: pieces of work that use the engine in turn with other calls.
 
-Work on many rows is done in slices, in the calling thread: other calls wait for the running slice,
-a few milliseconds, and not for the whole work. Before each slice the caller is informed of the
-progress, and can end the work by raising, because its client has gone or its server stops. Closing
-the store ends it too. Therefore the work must leave everything unchanged wherever a slice raises.
+Work on many rows is done in slices, in the calling thread: other calls wait only a few milliseconds
+for the running slice, and not for the whole work. Before each slice the caller is notified of the
+progress, and can end the work by raising an error, for example because its client has gone or its
+server stops. Closing the store ends the work too. Therefore the work must leave everything
+unchanged, whichever slice raises.
 
-While no call waits, a slice need not be short, and short slices take half as long again in total.
-Therefore `halvings`, the number of times that a slice is cut in half, adapts: it is largest when
-the work begins, and after a slice for which a call has waited; it falls by one after each sixteen
+As long as no call waits, a slice need not be short, and short slices take 1.5 times as long in
+total. Therefore `halvings`, the number of times that a slice is cut in half, adapts: it is largest
+when the work begins, and after a slice for which a call has waited; it falls by one after sixteen
 slices without a waiting call.
 
-The work of a slice is bounded in rows, bytes or slots by the code that does the work. Its time is
-measured (`python -m tests.bench --only stalls`).
+The code that does the work bounds a slice, in rows, bytes or slots. The time of slices is measured
+by `python -m tests.bench --only stalls`.
 """
 
 import threading
@@ -31,12 +32,12 @@ def _nobody(done: int, of: int) -> None:
 
 
 class Slices:
-    """The slices of one long work. Only for the thread that does the work.
+    """The slices of one long work, for the thread that does the work.
 
     Parameters
     ----------
-    progress : function called before each slice, without the engine, with the work done and its
-        total; an exception ends the work
+    progress : function called before each slice, without the engine. Its arguments are the amount
+        of work done and the total; an exception ends the work
     check : function called at the beginning of each slice, with the engine; an exception ends the
         work
     """
@@ -49,8 +50,8 @@ class Slices:
     ) -> None:
         self.done = self.of = 0
         self.halvings = HALVINGS_MAX
-        """The number of times that the next slice should be cut in half, if its work is
-        divisible."""
+        """The number of times that the next slice should be cut in half, if the work can be
+        divided."""
         self._unwaited = 0  # slices since the last slice for which a call waited
         self._frame = frame
         self._progress = progress or _nobody
@@ -78,11 +79,11 @@ class Slices:
 
     @contextmanager
     def after_others(self, lock: threading.Lock) -> Iterator[None]:
-        """Take a lock other than the engine's, for work that must be done one after the other. The
-        wait for it can be ended as between slices.
+        """Take a lock other than the engine's, for works that must run one after the other. The
+        wait for the lock can be ended in the same way as the work between slices.
 
-        Must not be called with the engine: the owner of the lock waits for the engine before its
-        next slice.
+        This must not be called with the engine: the owner of the lock waits for the engine before
+        its next slice.
         """
         while not lock.acquire(timeout=_PATIENCE_S):
             self._frame.check_open()

@@ -1,21 +1,21 @@
 """The digest of a sparse table (contract.md, rule 11): one pass over all rows, in stored order.
 
-Leaves are sums of hashes, so rows can be read in any order, but each row only once. Files store
-rows by row number. An id gets its row number when its row is logged for the first time, and keeps
-it. The rows are read in two parts:
+Leaves are sums of hashes, so rows can be read in any order, but each row must be read only once.
+Files store rows by row number. An id gets its row number when its row is logged for the first time,
+and keeps this number. The rows are read in two parts:
 
     first   ids that had a number after the cache was searched for dirty rows, by number
-    then    dirty rows whose ids had no number at that time
+    second  dirty rows whose ids had no number at that time
 
-A row that was written when the digest began is in one of the parts: it was dirty and was found in
-the cache, or it was logged before and has a number. Other rows that are found were written since;
-the snapshot notes them as rows that did not exist (`row_snapshot.py`). The slices are the same as
-for a dense table.
+A row that was written when the digest began is in one of these parts: it was dirty and was found in
+the cache, or it was logged before and has a number. Other rows that are found were written since
+the digest began; the snapshot notes them as rows that did not exist (`row_snapshot.py`). The slices
+are the same as for a dense table.
 
 Leaves are kept until a row is written. Rejected: keeping the leaves of partitions without a written
-row. The files mix the rows of all partitions, so each partition would have to be read all the same,
-and under training every partition changes. Also rejected: subtracting a row's old hash and adding
-its new hash, which would cost each write two hashes and a read of the old row.
+row. The files mix the rows of all partitions, so the rows of each partition would have to be read
+in any case, and during training every partition changes. Also rejected: subtracting a row's old
+hash and adding its new hash, which would cost each write two hashes and a read of the old row.
 """
 
 from collections.abc import Iterator
@@ -36,15 +36,15 @@ from embstore.tables.slices import Slices
 from embstore.tables.written_keys import dirty_keys
 
 Leaves = tuple[Keys, NDArray[np.uint8]]
-"""Blocks with a written row, (m,) ascending, and the leaf of each, (m, 32)."""
+"""Blocks with a written row, (m,) ascending, and the leaf of each block, (m, 32)."""
 
 
 class SparseDigest:
-    """The leaves of one sparse table. With the engine, except `compute`."""
+    """The leaves of one sparse table. All methods but `compute` are called with the engine."""
 
     def __init__(self) -> None:
         self._leaves: Leaves = np.empty(0, np.int64), np.empty((0, 32), np.uint8)
-        self._is_changed = True  # since the leaves were computed; True before the first time
+        self._is_changed = True  # since leaves were computed; True if they never were
         self.reading: SparseReading | None = None
         """The rows that the running digest still has to read; None: no digest runs, or the kept
         leaves are current."""
@@ -63,7 +63,7 @@ class SparseDigest:
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
         """Return the digest that was begun, as 64 hexadecimal digits. An error from `slices` ends
-        it."""
+        the digest."""
         if self.reading is None:
             return root(identity, t, *self._leaves)
         found = None
@@ -79,8 +79,8 @@ class SparseDigest:
         return root(identity, t, *found)
 
     def records(self, table_id: int, low: int, count: int) -> bytes:
-        """Return the first `count` leaves of blocks >= low, in the form of the root. Only after
-        `compute`, and before the next digest is computed."""
+        """Return the first `count` leaves of blocks >= low, in the form that the root hashes. Call
+        this after `compute`, and before the next digest is computed."""
         blocks, leaves = self._leaves
         begin = int(np.searchsorted(blocks, low))
         page = slice(begin, begin + count)
@@ -88,7 +88,8 @@ class SparseDigest:
 
 
 class SparseReading:
-    """The rows of a pool as they were when this object was made, each read once, and hashed."""
+    """The rows of a pool as they were when this object was made. Each row is read once, and
+    hashed."""
 
     def __init__(self, pool: Pool) -> None:
         assert isinstance(pool.storage.rows, SparseRows)
@@ -100,8 +101,8 @@ class SparseReading:
         self._deleted: list[Keys] = []
 
     def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
-        """Copy rows that are about to be changed or deleted, and that are still to be read. With
-        the engine."""
+        """Copy those rows that are still to be read, and are about to be changed or deleted. Call
+        this with the engine."""
         if are_deleted:
             self._deleted.append(keys)
         self._aside.add(keys[self._numbers_of(keys) >= self._next])
@@ -123,7 +124,7 @@ class SparseReading:
         self._count = self._numbers.count
 
     def _pieces(self, dirty: Keys, slices: Slices) -> Iterator[tuple[Keys, SnapshotRows]]:
-        """Yield the ids of each slice, and their rows."""
+        """Yield the ids of each slice, and the rows of these ids."""
         rows_max, low = slice_rows(self._pool.layout), 0
         while low < slices.of:
             end = self._count if low < self._count else slices.of
@@ -148,5 +149,6 @@ class SparseReading:
         spare.append(sums)
 
     def _numbers_of(self, ids: Keys) -> Keys:
-        """Return the row number of each id; an id without one gets a number above all others."""
+        """Return the row number of each id; an id without a row number gets one that is greater
+        than all others."""
         return self._numbers.row_keys_of(ids) & KEY_MASK

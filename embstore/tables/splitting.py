@@ -1,31 +1,32 @@
-"""The division of `cache_bytes` between pools by their estimated misses, measured on lookups.
+"""The division of `cache_bytes` between pools by their misses, which are estimated from lookups.
 
-While the budget lasts, pools take all the slots that they need. Once a pool has asked for more in
-vain, the sizes of all pools are decided again whenever a certain number of keys has been looked up.
-`MissCurve` estimates a pool's misses for each number of slots, and `best_split` finds the sizes
-with the fewest misses in total. Every miss counts alike, as one read of a row. A pool of large rows
-gets few slots for its bytes, and therefore gains little by them.
+As long as the budget lasts, pools take all the slots that they need. Once a pool has been refused
+slots, the sizes of all pools are decided again whenever a certain number of keys has been looked
+up. `MissCurve` estimates a pool's misses for each number of slots, and `best_split` finds the sizes
+with the fewest misses in total. Every miss counts as one read of a row. A pool of large rows gets
+few slots for its bytes, and therefore gains little by more bytes.
 
 **Steady.** Curves have noise, and moving a slab evicts rows that will be missed. Therefore the
-split changes only if that would save `_GAIN` of all misses, or add that share of hits (during a
-scan, which misses at any size, a few misses can be many hits). At most an eighth of the budget
-moves before the next decision. Slabs move in slices, one at a time between commands
-(`Arena.move_slice`). Pins in slots that move are taken back: hot rows are pinned again elsewhere,
-and steps with a row there are planned again. If the log has no space for the dirty rows of a slice,
-nothing moves until the next decision.
+split changes only if the change would save a share `_GAIN` of all misses, or add the same share of
+hits. (During a scan, which misses with every size, a few misses less can be many hits more.) At
+most an eighth of the budget moves before the next decision. Slabs move in slices, one at a time
+between commands (`Arena.move_slice`). Pins in slots that move are taken back: hot rows are pinned
+again in other slots, and steps with a row in such slots are planned again. If the log has no space
+for the dirty rows of a slice, nothing moves until the next decision.
 
 **Floors.** Independently of the measured misses, a pool keeps a sixty-fourth of the budget, the
 rows of its largest recent call, and as many slots as are pinned, up to an equal part of half the
-budget. A call that does not fit is done in parts, which takes far longer than its misses.
+budget. A call that does not fit is done in parts, which takes far longer than reading its missing
+rows.
 
-**The budget.** Index memory beyond the budget is released first, whatever the measurement
+**The budget.** Memory of indexes beyond the budget is released first, independently of measurements
 (`Arena.keep_to_budget`).
 
 Every decision follows from the keys of lookups and their order; no clock is used. Only the time at
-which pins exist varies a little. Neither decisions nor pins change a bit of any row. Two kinds of
+which pins exist varies a little. Neither decisions nor pins change a bit of a row. Two kinds of
 accesses are not measured: rows that updates read into the cache without a lookup before, and
-lookups whose keys are in a GPU's memory. After lookups of the second kind the split does not change
-at the next decision. With a single pool nothing is measured.
+lookups whose keys are in a GPU's memory. After lookups of the second kind, the next decision does
+not change the split. With a single pool nothing is measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ _MOVED_SHARE = 8
 
 @dataclass
 class PoolSplit:
-    """The last decision about one pool. All values are 0 if there was none."""
+    """The last decision about one pool. All values are 0 if there was no decision."""
 
     bytes_before: int = 0
     bytes_aimed: int = 0
@@ -71,7 +72,7 @@ class Splitting:
     Parameters
     ----------
     pools : the store's pools; the mapping changes as pools are created and removed
-    how : "measured", or "demand": first come, first served
+    how : "measured", or "demand": slabs are granted in the order of requests
     """
 
     def __init__(self, arena: Arena, pools: Mapping[PoolName, Pool], how: CacheSplit) -> None:
@@ -81,13 +82,13 @@ class Splitting:
         self.moved_bytes = 0
         """Bytes that pools have released to other pools."""
         self.refused = 0
-        """The number of times that slots could not move, because the log had no space for their
-        dirty rows."""
+        """The number of times that slots could not move, because the log had no space for dirty
+        rows in them."""
         self._arena = arena
         self._pools = pools
         self._reuses: dict[Pool, Reuse] = {}
         self._splits: dict[Pool, PoolSplit] = {}
-        self._era = -1  # the arena's era of the measurements
+        self._era = -1  # the arena's era in which measuring began
         self._keys_left = 0  # keys to look up before the next decision
         self._bytes_left = 0  # bytes that can move before the next decision
         self._has_unseen = False  # whether lookups since the last decision were not measured
@@ -145,7 +146,7 @@ class Splitting:
         self._bytes_left, self._has_unseen = 0, False
 
     def decide(self) -> bool:
-        """Decide, if it is time; return whether slots must be moved. Between commands."""
+        """Decide, if it is time; return whether slots must be moved. Call this between commands."""
         if self._arena.may_exceed:
             return True
         if not self.is_due:
@@ -160,11 +161,11 @@ class Splitting:
         return self._may_move
 
     def move(self) -> None:
-        """Move a slice, or release memory beyond the budget. Between commands.
+        """Move a slice, or release memory beyond the budget. Call this between commands.
 
         Raises
         ------
-        CapacityError : the log has no space for dirty rows that must leave; nothing moves until the
+        CapacityError : the log has no space for dirty rows that must leave. Nothing moves until the
             next decision.
         """
         try:
@@ -228,7 +229,7 @@ class Splitting:
 
 
 def _slots(pool: Pool, sizes: Floats) -> Floats:
-    """Return the slots of a pool for sizes in bytes, in whole slabs."""
+    """Return the numbers of slots that a pool has with sizes in bytes, in whole slabs."""
     slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
     whole: Floats = np.floor(sizes / (slots.slot_bytes * slab_slots)) * slab_slots
     return whole

@@ -1,4 +1,4 @@
-"""The run-time state of a table, and a command's share of it, for reads and writes alike."""
+"""The run-time state of a table, and the share of a table that a command reads or writes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,22 +27,23 @@ class TableState:
     """A table of an open store. Engine thread only."""
 
     recorded: TableEntry
-    """The table as the last commit recorded it; at first, as it was created or opened."""
+    """The table as the last commit recorded it; before a commit, as it was created or opened."""
     config: TableConfig
     pool: Pool
     frame: "Frame"
     digest: "TableDigest | SparseDigest" = field(init=False)
     sessions: set[str] = field(default_factory=set)
-    """Names of the look-ahead sessions that are open on the table."""
+    """The names of the look-ahead sessions that are open on the table."""
     writer: str = ""
-    """The session that is the only writer of the table; empty: every client can write to it."""
+    """The session that is the only writer of the table; empty: every client can write to the
+    table."""
     lookup_keys: int = 0
-    """Keys of lookups with `admit`, counted with repeats; in look-ahead steps without repeats."""
+    """The number of keys of lookups with `admit`. Repeats count, except in look-ahead steps."""
     deletions: int = 0
-    """The number of commands since the opening that have deleted rows of the table."""
+    """The number of commands that have deleted rows of the table since the store was opened."""
     skipped_updates: int = 0
-    """The number of skipped updates that named the table, and had a gradient that rule 9
-    refuses."""
+    """The number of updates that named the table and were skipped, because rule 9 refuses a
+    gradient."""
 
     def __post_init__(self) -> None:
         self.table_id, self.t = self.recorded.table_id, self.recorded.t
@@ -64,7 +65,7 @@ class TableState:
         """The unsigned limit of keys, as the bits of an int64."""
 
     def wrote(self, add_t: int) -> None:
-        """Record that the running command changes rows of the table, and adds to t."""
+        """Record that the running command changes rows of the table, and adds `add_t` to t."""
         self.t += add_t
         self.written = self.frame.command_number + 1
 
@@ -77,7 +78,7 @@ class TableState:
 
     @property
     def known_rows(self) -> int:
-        """The number of rows for profiles; 0: the table has sparse keys."""
+        """The number of rows of the table for profiles; 0: the table has sparse keys."""
         return 0 if self.config.is_sparse else self.rows
 
     def row_keys(self, keys: Keys) -> Keys:
@@ -89,20 +90,21 @@ class TableState:
         return self.number, self.limit, keys
 
     def entry(self) -> TableEntry:
-        """Return the table's entry in a commit, the same object as long as nothing changes."""
+        """Return the table's entry in a commit. It is the same object as long as nothing
+        changes."""
         old, now = self.recorded, (self.rows, self.learning_rate, self.t, self.written)
         if (old.rows, old.learning_rate, old.t, old.written) != now:
             self.recorded = TableEntry(self.table_id, old.identity, *now)
         return self.recorded
 
     def current_config(self) -> TableConfig:
-        """Return the configuration with the current tunables."""
+        """Return the table's configuration with the current tunables."""
         optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
         return replace(self.config, rows=self.rows, optimizer=optimizer)
 
 
 def _digest_of(config: TableConfig) -> "TableDigest | SparseDigest":
-    """Return an empty digest of a table. The module of sparse digests is imported only if
+    """Return an empty digest for a table. The module for sparse tables is imported only if
     needed."""
     if not config.is_sparse:
         return TableDigest()
@@ -113,7 +115,8 @@ def _digest_of(config: TableConfig) -> "TableDigest | SparseDigest":
 
 @dataclass(frozen=True)
 class Share:
-    """A command's part of one table: keys, and for an update their gradients."""
+    """The part of one table that a command uses: keys, and for an update the gradients of the
+    keys."""
 
     table: TableState
     keys: Keys  # (n,)
@@ -128,14 +131,14 @@ class Share:
 
 @dataclass(frozen=True)
 class PoolBatch:
-    """The shares of one pool in a command, de-duplicated together."""
+    """A command's shares of the tables of one pool, whose keys are made unique together."""
 
     pool: Pool
     shares: list[Share]
     batch: Batch
     counts: Counts | None = None
-    """The accesses that each position stands for, (n,); None: 1 each. They are not in the batch,
-    because the batch may come from an earlier call with other counts."""
+    """The accesses that each position stands for, (n,); None: 1 each. Counts are not part of the
+    batch, because the batch may be that of an earlier call with other counts."""
 
     @property
     def gradients(self) -> list[Gradients]:
@@ -144,8 +147,9 @@ class PoolBatch:
 
     @property
     def needs_order(self) -> bool:
-        """Whether the batch has its keys by slot, and must be made again with keys in order of
-        occurrence, because a row is missing from the cache, or because a sum may be refused."""
+        """Whether the batch has its keys in the order of slots, and must be made again with keys in
+        the order of occurrence, because a row is missing in the cache, or because a sum may be
+        refused."""
         found = self.batch.found
         return self.batch.is_grouped and (found.missing > 0 or found.large >= 0)
 
@@ -153,15 +157,15 @@ class PoolBatch:
 def batches(
     shares: Sequence[Share], *, grouped: bool = False, of: str = "", known: bool = False
 ) -> list[PoolBatch]:
-    """Return the command's batches, one per pool. Their kernels are queued: call `synchronize`
-    before their findings are used.
+    """Return the batches of a command, one per pool. Kernels are queued: call `synchronize` before
+    the batches' findings are used.
 
     Parameters
     ----------
-    grouped : whether to group keys by slot where that is faster; such a batch may have to be made
+    grouped : whether to group keys by slot if that is faster; a grouped batch may have to be made
         again (`PoolBatch.needs_order`)
-    of : "lookup" or "update", if missing rows will be read into the cache: they are requested from
-        level two (`Exchange.ask`)
+    of : "lookup" or "update" if missing rows will be read into the cache; level two is then
+        searched for these rows at once (`Exchange.ask`)
     known : whether to wait for the findings
 
     Raises
@@ -189,7 +193,7 @@ def batches(
 
 
 def _counts(shares: Sequence[Share]) -> Counts | None:
-    """Return the accesses that each position stands for, (n,); None: 1 each."""
+    """Return the accesses that each position stands for, (n,), or None for 1 each."""
     if all(share.counts is None for share in shares):
         return None
     ones = [np.ones(len(share.keys), np.int64) for share in shares]
@@ -198,8 +202,8 @@ def _counts(shares: Sequence[Share]) -> Counts | None:
 
 
 def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None:
-    """Return the scaled sums of each batch, after waiting for the batches' findings. None: a batch
-    has its keys by slot and `needs_order`."""
+    """Wait for the batches' findings, and return the scaled sums of each batch. Return None if a
+    batch `needs_order`."""
     sums = [part.pool.writer.sum_by_key(part.batch, part.gradients, scale) for part in parts]
     if parts and parts[0].pool.device.is_queued:
         synchronize(parts)
@@ -212,10 +216,10 @@ def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None
 def synchronize(parts: Sequence[PoolBatch]) -> None:
     """Wait for queued work of the device, and refuse a key outside [0, rows) of its table.
 
-    Nothing is refused while a batch `needs_order`: the first key to be named in the error may be a
+    Nothing is refused if a batch `needs_order`: the first key, which the error must name, may be a
     key of that batch.
     """
-    if len(parts) > 1:  # one wait for all of them
+    if len(parts) > 1:  # one wait for all batches
         parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
     for part in parts:
         part.pool.finder.synchronize(part.batch)
@@ -227,7 +231,7 @@ def synchronize(parts: Sequence[PoolBatch]) -> None:
 
 
 def check_writer(tables: Iterable[TableState], session: str) -> None:
-    """Refuse a write to tables whose only writer is another session than `session`."""
+    """Refuse a write to tables whose only writer is a session other than `session`."""
     for table in tables:
         if table.writer not in ("", session):
             raise TableHeldError(

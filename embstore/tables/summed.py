@@ -1,8 +1,8 @@
-"""An update in its logged form: one scaled sum for each key, for any form of gradients.
+"""The logged form of an update: one scaled sum for each key, for every form of gradients.
 
 Gradients of occurrences or bags have several times as many bytes as their sums, and may be in the
-device's memory. Therefore the log gets the sums that the device computed (`writes.update`). A
-replay applies these sums with a scale of 1, and gives the same bits.
+device's memory. Therefore the sums that the device computed are logged (`writes.update`). A replay
+applies these sums with a scale of 1, and gives the same bits.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from embstore.tables.writes import Summed
 
 
 def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Summed | None:
-    """Return a function that logs the sums of the running call, whose command is LATER; None: there
-    is no log."""
+    """Return a function that logs the sums of the running call, whose command is LATER. Return None
+    if there is no command log."""
     if frame.log is None:
         return None
 
@@ -35,7 +35,8 @@ def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Su
 
 
 def _by_table(pools: list[tuple[RowKeys, Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
-    """Split each pool's unique row keys and sums by table; return {table id: (keys, sums)}."""
+    """Split the unique row keys and the sums of each pool by table; return {table id: (keys,
+    sums)}."""
     found = {}
     for named, keys, sums in pools:
         ids = named.table_ids(keys)

@@ -1,8 +1,8 @@
 """The tables of an open store, their pools, and the conditions for creating and removing them.
 
-Tables are identified by id, which is never reused, so that a handle of a dropped table can never
+Tables are identified by id. An id is never reused, so that a handle of a dropped table can never
 refer to another table. Each layout (dim, state, optimizer kind) has a pool, which is created with
-the first table of the layout and removed with the last.
+the first table of the layout and removed with the last table.
 """
 
 from collections.abc import Collection, Iterable
@@ -33,11 +33,11 @@ from embstore.tables.splitting import Splitting
 from embstore.tables.state import TableState
 
 PLACES_MAX = 4096
-"""The most resume positions that are kept; `tables.owners` decides which ones."""
+"""The most resume positions that are kept; `tables.owners` decides which positions are kept."""
 
 
 class Tables:
-    """The tables of one store. Inside a call, except functions documented for any thread."""
+    """The tables of one store. Used inside a call, except methods documented for any thread."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Tables:
         self.pools: dict[PoolName, Pool] = {}
         self.splitting = Splitting(self.arena, self.pools, options.cache_split)
         self.places: dict[str, Place] = {}
-        """The last finished step of each look-ahead session that can be resumed; the session that
-        was used longest ago comes first."""
+        """The last finished step of each look-ahead session that can be resumed. The session that
+        was used longest ago is first."""
         self._place_ages = Ages()
         self._ids: dict[str, int] = {}  # by name
         self.open_head()
@@ -71,7 +71,7 @@ class Tables:
     # Finding
 
     def find(self, name: str, table_id: int | None = None) -> TableState:
-        """Return the table of this name (and id, if given), or raise TableNotFoundError."""
+        """Return the table of a name (and id, if given), or raise TableNotFoundError."""
         found = self._ids.get(name)
         if found is None or (table_id is not None and table_id != found):
             raise self._not_found(name, table_id)
@@ -97,12 +97,12 @@ class Tables:
     # Creating and removing
 
     def create(self, config: TableConfig) -> tuple[TableState, bool]:
-        """Create a table, or return the existing table of this identity; and whether it is new.
+        """Create a table, or find the one of this identity. Return it, and whether it is new.
 
         Raises
         ------
         TableExistsError : the name has another identity, or another number of rows.
-        CapacityError : no room in the file system, the cache or a limit. Nothing has changed.
+        CapacityError : the file system, the cache or a limit has no room. Nothing has changed.
         """
         if config.name in self._ids:
             return self._same(config), False
@@ -141,8 +141,8 @@ class Tables:
             )
 
     def least_bytes_of(self, config: TableConfig) -> int:
-        """Return the bytes of the cache that a new table takes before it has a row: the first slab
-        of its pool, if the table is the first of the pool."""
+        """Return the bytes of the cache that a new table takes before it has a row: those of the
+        first slab of its pool if the pool has no other table, else 0."""
         name = _pool_name(config, self.storage.next_table_id)
         if name in self.pools:
             return 0
@@ -201,8 +201,8 @@ class Tables:
     # Conditions
 
     def last_step(self, session: str, tables: Collection[TableState]) -> int:
-        """Return the step after which a session resumes. It is 0 if one of its tables was created
-        again since, or if its resume position belongs to other tables."""
+        """Return the step after which a session resumes. It is 0 if one of the tables was created
+        again since this step, or if the session's resume position belongs to other tables."""
         place = self.places.get(session, Place(0))
         bound = {t.name: place.table_ids.get(t.name) for t in tables}
         is_void = any(bound[t.name] not in (None, t.table_id) for t in tables)
@@ -218,12 +218,12 @@ class Tables:
             self.drop_place(next(self._place_ages.to_forget()))
 
     def drop_place(self, session: str) -> None:
-        """Drop a resume position, if it exists. The drop is in the log, or follows from the log."""
+        """Drop a resume position if it exists. The command log states or implies this drop."""
         self.places.pop(session, None)
         self._place_ages.drop(session)
 
     def check_can_forget(self) -> None:
-        """Raise CapacityError if the log has no space for the record of a forgotten resume
+        """Raise CapacityError if the command log has no space to record a forgotten resume
         position, and WritesPausedError while writes are paused."""
         self.frame.check_paused()
         if self.frame.log is not None:
@@ -248,7 +248,7 @@ class Tables:
                 )
 
     def check_room_for(self, checkpoint: KeptState) -> None:
-        """Refuse a checkpoint if the cache, or its level two, has no room for the tables in it."""
+        """Refuse a checkpoint if its tables have no room in the cache, or in its level two."""
         below_bytes = self.host_cache.budget_bytes
         self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
         if self.host_arena is not None and (levels := self.device.levels) is not None:
@@ -274,7 +274,7 @@ class Tables:
     # Rows
 
     def commit(self, label: str | None = None, metadata: dict[str, object] | None = None) -> None:
-        """Make everything durable; with a label, keep the state under it."""
+        """Make everything durable. If a label is given, keep the state under this label."""
         for pool in self.pools.values():
             pool.writer.flush()
         log, number = self.frame.log, self.frame.command_number
@@ -296,7 +296,7 @@ class Tables:
             log.after_commit(number, made)
 
     def set_retention(self, label: str, retention: Retention) -> KeptState:
-        """Protect, make routine or drop a checkpoint; return it as changed, or as before a drop.
+        """Protect, make routine or drop a checkpoint. Return it as changed, or as before the drop.
 
         Raises
         ------

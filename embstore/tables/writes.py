@@ -1,20 +1,21 @@
-"""Writes: update by gradients, assign, put_rows, delete, clear. Checked whole, then applied whole.
+"""Writes: update by gradients, assign, put_rows, delete, clear. A write is checked before it
+begins.
 
 An update runs in four steps, so that a refused update has changed nothing:
 
 1. the keys of each pool are made unique and looked up, or grouped by their slots; gradients are
    summed by key and scaled, and large sums are noted in the same pass (rules 2, 4, 9);
-2. the host waits for the device, once; keys and sums are checked;
+2. the host waits for the device, once, and checks keys and sums;
 3. rows are made resident, or space in the log is reserved for rows that will have to leave;
-4. the optimizer is applied, and t of the tables grows (rules 4, 5).
+4. the optimizer is applied, and t of each table grows (rules 4, 5).
 
-On a GPU that has all rows, with nothing to log, all four steps are queued before the host waits for
-the device; the last step does nothing if the second would refuse (`_is_updated`). If it has done
-nothing, the steps run one by one.
+On a GPU that has all rows, if nothing must be logged, all four steps are queued before the host
+waits for the device. In this case the last step does nothing if the second step would refuse
+(`_is_updated`), and the steps then run again, one by one.
 
 From step 4 on, a command can be stopped only by a broken disk, by a lost device, or by a corrupt
-record in a call larger than the cache. The store then fails as a whole (storage.py), because some
-of its rows have changed.
+record in a call that is larger than the cache. In this case the store fails as a whole
+(storage.py), because some of its rows have changed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,16 +42,17 @@ from embstore.tables.written_keys import WrittenKeys, written_ids
 T_MAX = 2**64 - 1
 """The largest t, because the digest contains t as eight bytes."""
 Wrong = tuple[int, int, NDArray[np.float32]]
-"""A refused sum: id of the table, the key, and the sum (dim,)."""
+"""A refused sum: the id of the table, the key, and the sum (dim,)."""
 Change = Callable[[Array, int, int], None]
-"""Function change(slots, low, high), which changes the rows of keys[low:high], in `slots`."""
+"""A function change(slots, low, high), which changes the rows of keys[low:high] in `slots`."""
 Summed = Callable[[list[tuple[RowKeys, Keys, Rows]]], None]
-"""Function summed(pools), given copies of each pool's unique row keys (u,) and sums (u, dim)."""
+"""A function summed(pools) that gets copies of each pool's unique row keys (u,) and sums (u,
+dim)."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """Rows of one table that were trained elsewhere with `add_t` updates."""
+    """Rows of one table that were trained outside the store, by `add_t` updates."""
 
     share: Share
     weights: Rows  # (n, dim)
@@ -71,14 +73,14 @@ def update(
 
     Parameters
     ----------
-    parts : batches of the shares, if they exist already; None: they are made here
-    session : name of the writer's session; "": none
+    parts : the batches of the shares; None: this function makes them
+    session : name of the writer's session; "": the writer has no session
     summed : function called with the summed update before anything changes
 
     Raises
     ------
     InvalidArgumentError : a key is out of range, an optimizer does not accept the learning rate, or
-        rule 9 refuses a gradient and the update is not to be skipped.
+        rule 9 refuses a gradient and such an update is not to be skipped.
     CapacityError, CorruptTableError : nothing has changed.
     """
     tables = [share.table for share in shares]
@@ -129,7 +131,7 @@ def _is_updated(
     """Queue an update before it is known whether all its rows are resident, so that the device does
     not idle.
 
-    Return False if nothing was changed, because rows are missing, or because other work must be
+    Return False if nothing has changed, because rows are missing, or because other work must be
     done first.
     """
     found = []
@@ -178,8 +180,8 @@ def update_ranks(
 
     Raises
     ------
-    The errors of `update`. The error of a refused sum names the first table in the order of the
-    call, and its first key by occurrence, over the ranks in order.
+    The errors of `update`. The error of a refused sum names the first such table in the order of
+    the call, and its first such key in the order of occurrence, rank after rank.
     """
     everyone = [share for shares in ranks for share in shares]
     tables = list({share.table.table_id: share.table for share in everyone}.values())
@@ -201,8 +203,8 @@ def update_ranks(
 
 
 def assign(share: Share, weights: Rows) -> None:
-    """Set the weights of each key, the last of repeats winning; reset the optimizer state (rule
-    7)."""
+    """Set the weights of each key, and reset the optimizer state (rule 7). If a key repeats, its
+    last weights count."""
     table = share.table
     initial = table.pool.parameters.initial_state[table.number]
     state = np.full((len(weights), table.config.state_dim), initial, VALUE)
@@ -210,9 +212,9 @@ def assign(share: Share, weights: Rows) -> None:
 
 
 def delete(share: Share, session: str = "") -> int:
-    """Delete rows, as if they had never been written; return the number of written rows among them.
+    """Delete rows, as if they had never been written. Return how many of them were written rows.
 
-    `session` is the name of the writer's session; "": none.
+    `session` is the name of the writer's session, "" if there is none.
 
     Raises
     ------
@@ -226,8 +228,8 @@ def delete(share: Share, session: str = "") -> int:
 def clear(
     table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None, session: str = ""
 ) -> int:
-    """Delete all rows of a table. Return the number of written rows with keys that the store
-    `owns`; None: it owns all keys.
+    """Delete all rows of a table. Return how many written rows had keys that the store `owns`;
+    None: the store owns all keys.
 
     Raises the errors of `delete`.
     """
@@ -243,7 +245,7 @@ def clear(
 def _deleted(
     table: TableState, keys: Keys, owns: Callable[[Keys], NDArray[np.bool_]] | None = None
 ) -> int:
-    """Delete the rows of unique row keys; return the number of written rows among them."""
+    """Delete the rows of unique row keys; return how many of these were written rows."""
     from embstore.cache.deleting import KEYS_MAX, Deletion  # few stores ever delete
 
     pool, storage, reading, count = table.pool, table.pool.storage, table.digest.reading, 0
@@ -266,9 +268,11 @@ def _deleted(
 
 
 def put_rows(puts: Sequence[Put], session: str = "") -> None:
-    """Set weights and state of each key, the last of repeats winning, and add to t (rule 7).
+    """Set weights and state of each key, and add to t (rule 7). If a key repeats, its last row
+    counts.
 
-    All tables are changed, or none. `session` is the name of the writer's session; "": none.
+    All tables are changed, or no table. `session` is the name of the writer's session, "" if there
+    is none.
 
     Raises
     ------
@@ -306,15 +310,14 @@ def _apply(
     options: UpdateOptions,
     stages: Stages,
 ) -> None:
-    """Apply an update, given (pool, unique row keys (u,), scaled sums (u, dim) or more) per
-    pool."""
+    """Apply an update. `parts` are (pool, unique row keys (u,), scaled sums (u, dim) or more)."""
     _set_scalars(tables, options)
     named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
     _write(named, tables, [1] * len(tables), stages)
 
 
 def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
-    """Set the optimizers' scalars for the kernels of the next update."""
+    """Set the scalars of the tables' optimizers, which the kernels of the next update use."""
     by_table, every = options.learning_rates, options.learning_rate
     for table in tables:
         if table.t == T_MAX:
@@ -330,7 +333,8 @@ def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
 
 
 def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:
-    """Return the change that sets the rows of one pool; `puts` are in the order of its batch."""
+    """Return the change that sets the rows of one pool. `puts` are in the order of the pool's
+    batch."""
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
     last[pool.device.memory.download(part.batch.inverse)] = np.arange(part.batch.position_count)
@@ -357,10 +361,10 @@ def _write(
 ) -> None:
     prepared = [pool.writer.prepare(keys) for pool, keys, _ in writes]
     if len(writes) > 1:
-        # Making room for one pool can have evicted rows of another pool that were resident before.
+        # Making room for one pool can have evicted rows of another pool that were already resident.
         count = sum(len(keys) for _, keys, _ in writes)
         record_bytes = max(pool.layout.record_bytes for pool, _, _ in writes)
-        for pool, _, _ in writes:  # all pools write to one log
+        for pool, _, _ in writes:  # all pools share one log
             pool.storage.appender.reserve(count, record_bytes)
     stages.laps += "hold", now()
     if not tables:
@@ -370,7 +374,7 @@ def _write(
             _set_aside(table, writes)
     for pool, keys, _ in writes:
         pool.followers.prepare(len(keys))
-    # Rows, leaves and t change together: any interrupt, also by a signal, fails the store.
+    # Rows, leaves and t change together: an interrupt, also by a signal, fails the store.
     storage = tables[0].pool.storage
     storage.is_changing = True
     with storage.irreversible:
@@ -383,7 +387,8 @@ def _write(
 
 
 def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) -> None:
-    """Copy rows that are about to change, for the running digest, which has yet to read them."""
+    """Copy rows for the running digest: rows that are about to change, and that it has not read
+    yet."""
     assert table.digest.reading is not None
     for pool, d_keys, _ in writes:
         if pool is table.pool:
@@ -392,7 +397,8 @@ def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) 
 
 
 def count_skipped(tables: Iterable[TableState]) -> None:
-    """Count a skipped update for each of its tables, which may be named more than once."""
+    """Count a skipped update once for each of its tables, even if a table is named more than
+    once."""
     for table in {table.table_id: table for table in tables}.values():
         table.skipped_updates += 1
 
@@ -406,8 +412,8 @@ def _unaccepted(pool: Pool, keys: Array, sums: Array) -> list[Wrong]:
 
 
 def _refuse(wrong: list[Wrong], shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:
-    """Raise an error that names the first refused table in call order, and its first wrong key by
-    occurrence; or return False if the update is to be skipped."""
+    """Raise an error that names the first refused table in call order, and the first wrong key of
+    this table by occurrence. If the update is to be skipped, return False instead."""
     if on_nonfinite == "skip":
         count_skipped(share.table for share in shares)
         return False

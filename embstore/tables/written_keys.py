@@ -1,14 +1,14 @@
-"""The keys of the written rows of a table, or of those in some blocks of its keys.
+"""The keys of the written rows of a table, or of the written rows in some blocks of its keys.
 
-A written row is dirty in the cache, or in the log, or in the base. Each of the three lists its own
-keys, so that the cost depends on the number of written rows and not on the range of their keys: a
-query for every key of a block would cost 256 queries for a single row in the block.
+A written row is dirty in the cache, or in the log, or in the base. Each of these three places lists
+the keys in it, so that the cost depends on the number of written rows and not on the range of their
+keys: a query for every key of a block would cost 256 queries for a single row in the block.
 
-The three are queried in slices, while other calls run. Rows move in one direction only, from the
-cache to the log, and from the log to the base. The three are queried in the same order, so that no
-row that was written at the beginning is missed. Rows deleted meanwhile are the exception; their
-keys are reported separately. Rows that are written meanwhile, and rows that were deleted, may be
-found or not.
+Cache, log and base are queried in slices, while other calls run. Rows move in one direction only,
+from the cache to the log, and from the log to the base. The places are queried in the same order,
+so that no row that was written at the beginning is missed. The exceptions are rows that other calls
+delete between slices; the keys of these rows are reported separately. Rows that are written between
+slices, and rows that were deleted, may be found or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from embstore.storage.stored_rows import StoredRows
 
 _SHIFT = BLOCK_KEYS.bit_length() - 1
 _BLOCKS = 1 << 12
-"""The number of blocks whose keys are looked up together."""
+"""The number of blocks whose keys are searched together."""
 
 
 def dirty_keys(
@@ -34,22 +34,22 @@ def dirty_keys(
     at_end: Callable[[], None] = lambda: None,
     deleted: Sequence[Keys] = (),
 ) -> Keys:
-    """Return the row keys of all tables of a pool that are dirty in the cache, ascending. Rows that
-    are logged meanwhile may be missing.
+    """Return the row keys of all dirty rows in a pool's cache, of all tables, ascending. Rows that
+    are logged between slices may be missing.
 
     Parameters
     ----------
-    one : context manager that has the engine for one slice
+    one : function that returns a context manager, which has the engine for one slice
     at_end : function called in the last slice
-    deleted : list to which the row keys of rows deleted meanwhile are appended; they are returned
-        too
+    deleted : list to which other calls append the row keys of rows that they delete; these row keys
+        are returned too
     """
     found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
     at: Place | None = FIRST
     try:
         while at is not None:
             with one():
-                if at == FIRST and exchange is not None:  # rows that move up may be missed
+                if at == FIRST and exchange is not None:  # else rows that move up may be missed
                     exchange.risen = found
                 at, keys = pool.writer.dirty_range(at)
                 found.append(keys)
@@ -62,13 +62,14 @@ def dirty_keys(
 
 
 def _union(*found: Keys) -> Keys:
-    """Return the distinct keys, ascending. np.unique would hash them, which takes longer."""
+    """Return the distinct keys, ascending. np.unique would hash the keys, which takes longer."""
     every = np.sort(np.concatenate(found))
     return every[np.append(True, every[1:] != every[:-1])] if len(every) else every
 
 
 def written_ids(pool: Pool) -> Keys:
-    """Return the written keys of the sparse table of a pool, as of one slice of the engine."""
+    """Return the written keys of the sparse table of a pool. Call this with the engine, in one
+    slice."""
     rows = pool.storage.rows
     assert isinstance(rows, SparseRows)
     ids = rows.numbers.ids_of(np.arange(rows.numbers.count))
@@ -76,8 +77,8 @@ def written_ids(pool: Pool) -> Keys:
 
 
 class WrittenKeys:
-    """The written row keys of a table. Made with slices of the engine; then usable on any
-    thread."""
+    """The written row keys of a table. The object is made with slices of the engine, and can then
+    be used on any thread."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class WrittenKeys:
         one: Callable[[], AbstractContextManager[None]],
         deleted: Sequence[Keys] = (),
     ) -> None:
-        """Query the written keys, in slices taken by `one`. The row keys of rows deleted meanwhile
-        are appended to `deleted`."""
+        """Query the written keys, in slices that `one` takes. Other calls append the row keys of
+        rows that they delete to `deleted`."""
         self._pool, self._table_id = pool, table_id
         dirty = dirty_keys(pool, one, self._note_stored, deleted)
         self._dirty = dirty[dirty >> KEY_BITS == table_id]
@@ -99,7 +100,7 @@ class WrittenKeys:
         self._stored = rows.keys(self._table_id)
 
     def blocks(self) -> Keys:
-        """Return the blocks with a written row, ascending: row key >> 8."""
+        """Return the blocks (row key >> 8) with a written row, ascending."""
         others = [keys >> _SHIFT for keys in (self._dirty, self._logged)]
         return _union(self._stored.blocks_in_base(_SHIFT), *others)
 
@@ -111,7 +112,7 @@ class WrittenKeys:
         return np.concatenate([blocks[:0], *pieces])
 
     def in_blocks(self, blocks: Keys) -> Keys:
-        """Return the written row keys in the given ascending blocks, ascending."""
+        """Return the written row keys in some blocks, ascending; `blocks` are ascending."""
         found = [_of_blocks(keys, blocks) for keys in (self._dirty, self._logged)]
         found = [keys for keys in (self._stored.keys_in_base(blocks, _SHIFT), *found) if len(keys)]
         return found[0] if len(found) == 1 else _union(blocks[:0], *found)
