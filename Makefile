@@ -147,6 +147,7 @@ gpu:
 docs: .venv-docs/stamp
 	@echo "embstore: building the site in build/site"
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+	@.venv-docs/bin/zizmor --offline --quiet .github/workflows
 	@.venv-docs/bin/typos --format brief *.md docs client embstore proto release server
 
 proto: .venv-proto/stamp
