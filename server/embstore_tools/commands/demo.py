@@ -153,7 +153,7 @@ def _check_place(given: Set[str], address: str | None, *, compare: bool, cluster
     elif cluster and address is not None:
         problem = "--cluster starts a cluster: leave out one of --cluster and --address"
     elif cluster and "device" in given:
-        problem = "each server of a cluster chooses its own device: leave out --device"
+        problem = "--cluster: each server chooses its own device, so leave out --device"
     elif address is not None and given & _OF_SERVER:
         flags = " and ".join("--" + name.replace("_", "-") for name in sorted(given & _OF_SERVER))
         own = "the server at --address has its own settings"
