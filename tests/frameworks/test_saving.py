@@ -17,6 +17,7 @@ from embstore import (
     InvalidArgumentError,
     TableHeldError,
 )
+from embstore.errors import OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_server.setup.launch import ServerProcess
 from tests.frameworks.conftest import opening
@@ -178,6 +179,24 @@ def test_the_session_of_a_trainer_that_was_killed_can_be_ended(
     with pytest.raises(TableHeldError):
         trainer.load("two", tmp_path)
     assert trainer.load("two", tmp_path, force=True) == 2
+
+
+def test_a_label_that_is_saved_again_while_a_load_waits_is_not_half_loaded(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.train(BATCHES[:2])
+    trainer.save("last", tmp_path)
+    restore = Store.restore
+
+    def saved_again(store: Store, label: str, **options: Any) -> Any:
+        monkeypatch.undo()
+        trainer.save(label, tmp_path, replace=True)  # as the trainer does for which load() waits
+        return restore(store, label, **options)
+
+    monkeypatch.setattr(Store, "restore", saved_again)
+    with pytest.raises(OutcomeUnknownError, match=r"was saved again, .* call load\(\) again"):
+        trainer.load("last", tmp_path)
+    assert trainer.load("last", tmp_path) == 2
 
 
 def test_a_label_that_is_taken_leaves_no_file(trainer: Any, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class Saving:
         """Train on batches; call `before` and `after` each update with the step's number."""
         raise NotImplementedError
 
-    def save(self, label: str, directory: Path) -> None:
-        self.embeddings.save(label, directory=directory, **self.parts)
+    def save(self, label: str, directory: Path, **options: Any) -> None:
+        self.embeddings.save(label, directory=directory, **options, **self.parts)
 
     def load(self, label: str, directory: Path, **options: Any) -> int:
         place: int = self.embeddings.load(label, directory=directory, **options, **self.parts)

@@ -270,6 +270,7 @@ class StoreBacked:
         saved = self._file.find(self.store, label, parts, directory)
         with self._file.removing(self.store, directory):
             restore()
+        self._file.check_same(self.store, label, saved)
         loaded = saved.load()
         self._steps.roll_back(saved.last_step)
         return loaded

@@ -26,6 +26,7 @@ from embstore.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     InvalidArgumentError,
+    OutcomeUnknownError,
     PermissionDeniedError,
 )
 from embstore.handles.store import Store
@@ -46,6 +47,8 @@ class Saved(NamedTuple):
     """The place of the session."""
     load: Callable[[], Any]
     """Sets the parts to the saved values, or returns new parts with these values."""
+    name: str = ""
+    """The name of the file."""
 
 
 class KeptFile(NamedTuple):
@@ -151,7 +154,16 @@ class KeptFile(NamedTuple):
                 f"checkpoint {label!r}: expected the file {str(path)!r}, which save() made with "
                 "it, and found none: give load() the directory= that save() was given"
             )
-        return self.reading(path, label, parts)
+        return self.reading(path, label, parts)._replace(name=path.name)
+
+    def check_same(self, store: Store, label: str, saved: Saved) -> None:
+        """Raise OutcomeUnknownError if the label was saved again after `find` returned `saved`."""
+        names = {kept.label: kept.metadata.get(self.framework) for kept in store.checkpoints()}
+        if names.get(label) != saved.name:
+            raise OutcomeUnknownError(
+                f"checkpoint {label!r} was saved again, by another trainer, while load() waited: the "
+                "tables are restored, and the parts are as before; call load() again"
+            )
 
 
 def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> None:
