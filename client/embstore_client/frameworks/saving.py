@@ -161,8 +161,8 @@ class KeptFile(NamedTuple):
         names = {kept.label: kept.metadata.get(self.framework) for kept in store.checkpoints()}
         if names.get(label) != saved.name:
             raise OutcomeUnknownError(
-                f"checkpoint {label!r} was saved again, by another trainer, while load() waited: the "
-                "tables are restored, and the parts are as before; call load() again"
+                f"checkpoint {label!r} was saved again, by another trainer, while load() waited: "
+                "the tables are restored, and the parts are as before; call load() again"
             )
 
 
