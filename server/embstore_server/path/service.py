@@ -78,8 +78,8 @@ class Service(Served):
     # Commands
 
     def permitted(self, caller: Caller, command: C) -> C:
-        """Return a command, with full names of its sessions and scans, if its caller has the right
-        to it. Any thread.
+        """Return a command with full names of its sessions and scans, as `rights.permitted`. Any
+        thread.
 
         All code that passes a command to `execute`, `begin` or the engine calls this method first.
         Raises PermissionDeniedError if the caller lacks the right.
@@ -206,8 +206,7 @@ class Service(Served):
         return answered
 
     async def _until_durable(self, caller: Caller, answered: Answered, *, is_write: bool) -> None:
-        """Wait until all writes that an answer reflects are durable, those of other clients
-        included.
+        """Wait until all writes that an answer reflects, also of other clients, are durable.
 
         If standbys are required, the write of this call is then on standbys, too. The rows of a
         session's step need not wait. If a crash undoes an earlier step, that step was not
@@ -310,8 +309,7 @@ class Service(Served):
         return min((_PARSED_TIMES - 1) * size, share)
 
     def expected_bytes(self, command: Command[Any], value_bytes: int = VALUE_BYTES) -> int:
-        """Return the largest number of bytes of rows in the reply to a command, as far as it is
-        known before the command's turn.
+        """Return the most bytes of rows in a command's reply that are expected before its turn.
 
         A table that is created before that turn is not known yet.
         """
