@@ -58,7 +58,7 @@ _MEMBERS_MAX = 4096
 class Service(Served):
     """A served store, and the path of calls to it.
 
-    This is one class, because a call passes through all of its methods in one order, on one thread.
+    One class, because a call passes through all of its methods in one order, on one thread.
     """
 
     def __init__(
