@@ -11,7 +11,7 @@ Or on the command line: `embstore cluster start|status|grow|drain|stop`.
     plan          a cluster's description as a value: the map, the shards' nodes and flags
     coordinator   the actor that owns the plan, and keeps it in a file
     shard         the actor of a shard, which keeps its server running
-    process the server's process: `embstore serve`, which ends with its actor
+    process       the server's process: `embstore serve`, which ends with its actor
     rollback      all shards go back to one checkpoint after a shard has lost commands
     local         Ray on this machine, started if none is running
     placing       the nodes and ports of shards

@@ -4,7 +4,7 @@
     importing     a file's rows into a table
     formats       the format of a name, its reader and its writer
     file_origin   a file's description of the table from which it was made
-    base the state that a table must have so that a file of changes fits
+    base          the state that a table must have so that a file of changes fits
     places        paths and URLs; a file gets its name when it is complete
     packed        compressed files
     batching      the number of rows per batch

@@ -16,7 +16,7 @@
     padding      distinct rows in arrays of few sizes, pooled within a compiled function
     callbacks    lookups from within a compiled function
     trees        pytrees in a file, saved with a checkpoint of the store
-    embeddings the class `Embeddings`: tables and loops
+    embeddings   the class `Embeddings`: tables and loops
 
 **Three forms** of a step differ in where rows are pooled, and so in the gradients that the store
 gets.

@@ -15,7 +15,7 @@
     gpu          a GPU that Torch and an embedded store share: no data leaves it
     announced    ids on that GPU, read by the loader's thread
     clipping     gradients of the dense part and of rows, clipped together
-    scaling the verdict of a GradScaler, and how the scaler is notified of an overflow of rows
+    scaling      the verdict of a GradScaler, and how the scaler is notified of an overflow of rows
     ranks        the ranks of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
     forwards     rows and activations of one forward, by these modules

@@ -9,7 +9,7 @@ imported.
 A call is a span, and its stages are child spans with their own times (timed_calls.py):
 
     embstore.v1.Embstore/Lookup      its parent is the span of the client, by `traceparent`
-        queue the call waited for the engine
+        queue                        the call waited for the engine
         engine
             probe, read, insert...   stages, as for slow calls
         durable, ranks, step, thread
