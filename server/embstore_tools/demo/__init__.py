@@ -68,6 +68,8 @@ def run(
     Parameters
     ----------
     data : a file in the Criteo format. None: such a file is written first
+    directory : keep the file and the store here; must be absent or empty. None: keep no files
+    report : write the report of the session here. None: run.html in `directory`, if files are kept
     console : the console for progress and result. None: standard output
     json : print one JSON object, and no other output
     cluster : start a cluster of two shards, on Ray, instead of a server
