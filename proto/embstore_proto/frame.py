@@ -193,10 +193,10 @@ class Blank:
     """A bulk message made before its arrays are known: the arrays are filled inside the message.
 
     gRPC accepts a message as one bytes object. Joining it from arrays copies everything, which for
-    several MiB costs as much as a lookup. So the bytes object is made first, without content; C's
-    interface of bytes objects allows writing until other code sees the object. `arrays` are views
-    into the object. The header is written last, into room reserved in front of the arrays; the rest
-    of that room becomes padding.
+    several MiB costs as much as a lookup. Therefore the bytes object is made first, without
+    content; C's interface of bytes objects allows writing until other code sees the object.
+    `arrays` are views into the object. The header is written last, into room reserved in front of
+    the arrays; the rest of that room becomes padding.
 
     `header_room` is the maximum size of the header in bytes. `shapes` are the shapes of the float32
     arrays to fill, and `others` are arrays that the message has as well. If the payload is not sent

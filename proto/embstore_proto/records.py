@@ -1,7 +1,7 @@
 """Commands and results in the command log, as the same messages that are sent on the wire.
 
-One codec serves the log and the wire. So the log can be read in any language for which the .proto
-file can be compiled, and each format is described only once.
+One codec serves the log and the wire. Therefore the log can be read in any language for which the
+.proto file can be compiled, and each format is described only once.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The nodes of Ray on which the shards of a new cluster run, and their ports.
 
 Nodes and ports are chosen once, and stored in the plan, because a shard's rows are on its node's
-disk, and its address is in the map. So a shard is tied to the IP of its node (Ray's resource
+disk, and its address is in the map. Therefore a shard is tied to the IP of its node (Ray's resource
 `node:IP`), and waits for the node if that is away. If Ray has only one node, this is the local
 machine, and the shards listen on loopback.
 """

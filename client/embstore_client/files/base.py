@@ -1,8 +1,8 @@
 """The state that a table must have so that a file of changes (`export_table` with `since`) fits.
 
-A file of changes lacks the rows that were not written since the checkpoint. So it records the
-number of rows that the table had at the checkpoint. It also contains hashes of the weights of some
-unchanged rows, sampled from the whole table. If a table has fewer rows, or other rows at the
+A file of changes lacks the rows that were not written since the checkpoint. Therefore it records
+the number of rows that the table had at the checkpoint. It also contains hashes of the weights of
+some unchanged rows, sampled from the whole table. If a table has fewer rows, or other rows at the
 sampled keys, the file does not fit the table.
 """
 

@@ -42,8 +42,7 @@ def export_table(
     progress: Progress | None = None,
     timeout_s: float | None = None,
 ) -> Exported:
-    """Export a table's written rows to a file, all in the state after one command; see
-    `Table.scan`.
+    """Write a table's written rows to a file, all in the state after one command (`Table.scan`).
 
     Parameters
     ----------

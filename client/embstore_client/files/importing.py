@@ -69,8 +69,8 @@ def import_table(
     """Set rows of a table to the rows of a file.
 
     Without state the import works as `Table.assign`: optimizer state is reset, and t stays. With
-    state it works as `Table.put_rows`, and t becomes the file's t, so that a new table has the
-    digest of the exported table.
+    state it works as `Table.put_rows`, and t becomes the file's t: a new table then has the
+    exported digest.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """The format .npy, an array (rows, dim) whose row k belongs to key k. Also reads .npz.
 
-Programs read a .npy file with `numpy.load`, without embstore. So it contains every row of the
-table: rows that were never written have the initializer's values for their keys (contract.md, rule
-10). The format cannot contain keys, state, or a description of the table.
+Programs read a .npy file with `numpy.load`, without embstore. Therefore it contains every row of
+the table: rows that were never written have the initializer's values for their keys (contract.md,
+rule 10). The format cannot contain keys, state, or a description of the table.
 """
 
 import shutil

@@ -6,7 +6,7 @@ writes a file, a second export to the same name is refused. A part file is alway
 because an existing file of that name may be a hard link to another file, which writing would
 change.
 
-**At a URL** a file cannot be written at an offset, and reading at an offset is slow. So the
+**At a URL** a file cannot be written at an offset, and reading at an offset is slow. Therefore the
 complete file is copied through the directory for temporary files (TMPDIR).
 """
 

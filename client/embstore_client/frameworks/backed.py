@@ -11,7 +11,8 @@ is part of every checkpoint.
 
 **Exactness.** A bag's gradient becomes the gradients of its ids by rule 8 of contract.md. The
 gradients of one id are added by rule 2, in the order of the forwards, then of the features, then of
-the ids. So a table has the same digest as if a NumPy program had sent the same gradients of bags.
+the ids. Therefore a table has the same digest as if a NumPy program had sent the same gradients of
+bags.
 
     StoreBacked         tables, their store, the session's place, and a checkpoint of all of them
     StoreBackedModule   the same for frameworks whose modules have a state that changes in place

@@ -4,7 +4,7 @@ process was forked.
 A copy within the process uses the same store. A pickled module carries the address of its server
 and the options of its connection, but no token: the process that unpickles the module reads
 EMBSTORE_TOKEN. The module connects when it is first used. An embedded store belongs to its process.
-So a module that used an embedded store arrives without a store; `attach` gives it one.
+Therefore a module that used an embedded store arrives without a store; `attach` gives it one.
 
 **A forked process**, such as a worker of a DataLoader, inherits the module and the parent's
 connection, whose threads do not exist in the child, and whose sockets are shared. The child does

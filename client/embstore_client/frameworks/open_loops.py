@@ -6,8 +6,8 @@ module knows that the session belongs to the same program, so its error can say 
 the session.
 
 A loop inside the data loader of another loop is not allowed. The thread that reads batches would
-advance the inner loop ahead of the training. So the inner loop's current step would belong to a
-batch that the trainer has not reached.
+advance the inner loop ahead of the training. The inner loop's current step would belong to a batch
+that the trainer has not reached.
 """
 
 import threading

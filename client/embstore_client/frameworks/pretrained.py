@@ -1,8 +1,8 @@
 """Initial rows of a table that were trained elsewhere.
 
-The given rows are compared with the table's rows, and those that differ are written. So a program
-that runs again, or a second rank, writes nothing. A table that has been trained keeps its rows. So
-a trainer that is started again continues from the trained rows.
+The given rows are compared with the table's rows, and those that differ are written. A program that
+runs again, or a second rank, therefore writes nothing. A table that has been trained keeps its
+rows. So a trainer that is started again continues from the trained rows.
 """
 
 import warnings

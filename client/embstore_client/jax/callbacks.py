@@ -3,8 +3,8 @@
 The function that looks up ids has a custom gradient (`jax.custom_vjp`). In the backward pass, a
 second callback sends the gradients of the function's outputs to the host, where they are kept until
 `Embeddings.step`. JAX's backward pass visits only values that depend on differentiated values, and
-ids are not differentiated. So the function has one more argument, the **anchor**: a scalar that is
-differentiated, with a gradient of 0.
+ids are not differentiated. Therefore the function has one more argument, the **anchor**: a scalar
+that is differentiated, with a gradient of 0.
 
 Forward and backward callbacks are ordered: JAX runs each callback exactly as often as it occurs in
 the program, and in the program's order. The number of a forward is passed to its backward pass

@@ -5,8 +5,8 @@ The store is in this process, or in a server on this host that shares its GPU's 
 Torch allocates the tensors that the store fills with rows, and sums gradients into tensors. The
 store gets the addresses of all these tensors, and Torch's stream. So events order the work of Torch
 and the work of the store on the GPU, in both directions, and the host waits for neither. Torch's
-own `__cuda_array_interface__` names no stream. So a call that fills a tensor through that interface
-would have to wait.
+own `__cuda_array_interface__` names no stream. A call that fills a tensor through that interface
+would therefore have to wait.
 
 Torch's allocator reuses a tensor's memory in the order of the stream that made it. A use in another
 stream must therefore be reported to the allocator: `here` does so.

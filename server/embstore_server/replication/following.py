@@ -10,8 +10,8 @@ acknowledges commands when they are durable on its disk; meanwhile it executes t
 
 A leader refuses a standby that has commands which the leader has lost after acknowledging them
 (`standbys`). The standby then keeps its store, reports the reason, and can be promoted. It connects
-again and again, and is refused as long as the two stores differ. So the refusal need not be stored,
-and a leader that has its commands back is followed again.
+again and again, and is refused as long as the two stores differ. Therefore the refusal need not be
+stored, and a leader that has its commands back is followed again.
 
 **Promotion.** The standby stops following, records in its lineage that it has replaced its leader,
 and begins an epoch. From then on it accepts writes, and tries to notify the old leader until that

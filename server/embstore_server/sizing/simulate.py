@@ -6,10 +6,11 @@ chance, a cache of `slots * rate` slots that gets only these accesses behaves li
 USENIX ATC 2017).
 
 **LRU** is simulated for all sizes at once, by stack distances (Mattson et al., 1970). A cache of
-any size contains the rows that were used last. So an access to a key is a hit if the number of rows
-used since the key's last use is less than the number of slots. The rows of one call are equal in
-the order of use, and the store's slot numbers decide which of them are evicted. So if only some of
-the rows of one call fit in a cache, each of these rows is in the cache with the same probability.
+any size contains the rows that were used last. Therefore an access to a key is a hit if the number
+of rows used since the key's last use is less than the number of slots. The rows of one call are
+equal in the order of use, and the store's slot numbers decide which of them are evicted. So if only
+some of the rows of one call fit in a cache, each of these rows is in the cache with the same
+probability.
 
 **LFU** and **rank** are simulated call by call, at each size, with the scores of the store
 (embstore/cache/policies.py, scores.py). LFU's counts age, and a new row takes over the count of the
@@ -225,9 +226,10 @@ def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, I
     weight of the keys that were certainly used after the event's key; and the weight of the keys
     among which the position of the event's key is random.
 
-    A warm-up loads rows by ascending count before the first call. So the warm-ups of all sizes are
-    one sequence of loads, which begins later for a smaller size. Therefore the whole sequence is
-    put before the first call, and the rows that do not fit are determined for each size.
+    A warm-up loads rows by ascending count before the first call. Therefore the warm-ups of all
+    sizes are one sequence of loads, which begins later for a smaller size. Therefore the whole
+    sequence is put before the first call, and the rows that do not fit are determined for each
+    size.
     """
     warm = recorded.warm_order[::-1]
     pieces = np.arange(0, len(warm), _WARM_PIECE)

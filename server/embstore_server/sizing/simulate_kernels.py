@@ -17,9 +17,10 @@ values:
 simulate_scores computes the hits of a cache with room for a weight of `room`, with the scores
 `count << 40 | clock` of cache/scores.py. A call with more weight is executed in parts. For each
 count, a list links the resident keys in the order of clock, which is the order of their last
-touches. So a touch, or the choice of a victim, takes a few steps at any cache size. Ageing merges
-the lists of two counts into one, by clock. Among keys of equal score, the key that was touched
-first is evicted; the store evicts the lower slot. Both choices are as good as a random choice.
+touches. Therefore a touch, or the choice of a victim, takes a few steps at any cache size. Ageing
+merges the lists of two counts into one, by clock. Among keys of equal score, the key that was
+touched first is evicted; the store evicts the lower slot. Both choices are as good as a random
+choice.
 
 Host memory only: no device has a twin of these kernels.
 """

@@ -16,7 +16,7 @@ indentation.
 A message that a library repeats is logged once a minute, with the number of repetitions. Otherwise
 a client that sends garbage to a port could fill the disk. Events caused by callers without a right
 are limited in the same way. Within a minute there are at most _KINDS_MAX kinds of such messages,
-and one kind for all further messages. So a caller that varies names and addresses cannot cause more
+and one kind for all further messages. A caller that varies names and addresses cannot cause more
 lines.
 """
 

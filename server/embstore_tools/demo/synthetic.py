@@ -10,9 +10,9 @@ is meaningful:
 w and the effects are drawn once, from normal distributions. A permutation scatters the ranks of a
 column's categories over the ids, because the hot rows of a hashed table are scattered, too.
 
-A category's token is an id plus a multiple of the number of rows of the table. So a reader that
-computes the token modulo the number of rows gets the id, and a column of three categories still has
-three.
+A category's token is an id plus a multiple of the number of rows of the table. Therefore a reader
+that computes the token modulo the number of rows gets the id, and a column of three categories
+still has three.
 """
 
 from collections.abc import Callable

@@ -9,8 +9,8 @@ One step is one batch of samples, one lookup and one update over all 26 tables:
 The way to train (ways.py) provides the steps, and the framework (frameworks) computes the model.
 The loop is the same for all ways and frameworks.
 
-The dense check looks up the same rows in each step. So a difference is found and reported in the
-step after the step that caused it. Training then stops, because all later steps would differ.
+The dense check looks up the same rows in each step. Therefore a difference is found and reported in
+the step after the step that caused it. Training then stops, because all later steps would differ.
 
 Held-out samples are looked up with admit=False, so evaluation does not change the cache.
 """

@@ -5,8 +5,8 @@ the page's style, by the index of a series, so that a light or dark theme can se
 has a tooltip (`title`), without a script.
 
 A first step takes ten times as long as other steps, because programs are compiled and pages are
-mapped during it. So the other steps determine the scale; larger values are drawn at the end of the
-scale.
+mapped during it. Therefore the other steps determine the scale; larger values are drawn at the end
+of the scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
