@@ -1,4 +1,4 @@
-"""Files of named columns: Parquet, and text with a header. pyarrow reads both.
+"""Files of named columns: Parquet, and text with a header. pyarrow reads both formats.
 
 A file is read batch by batch, once per pass. `embstore_client.files.values` converts the columns to
 ids and rows.

@@ -68,9 +68,9 @@ def import_table(
 ) -> Imported:
     """Set rows of a table to the rows of a file.
 
-    Without state the import works as `Table.assign`: optimizer state is reset, and t stays. With
-    state it works as `Table.put_rows`, and t becomes the file's t: a new table then has the
-    exported digest.
+    Without state rows are set as by `Table.assign`: optimizer state is reset, and t stays. With
+    state they are set as by `Table.put_rows`, and t becomes that of the file, as in the exported
+    table.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ class StoreBacked:
         return self._connection.store
 
     def attach(self, store: Store) -> None:
-        """Use another store, which has the tables, from now on.
+        """From now on, use another store, which must have the tables.
 
         Raises
         ------

@@ -19,8 +19,8 @@ from embstore_client.frameworks.gradients import concatenated
 Share = Mapping[str, tuple[Keys, Rows]]
 """One rank's gradients, by table: keys (n,) and their gradients (n, dim) float32."""
 _TINY = 1e-6
-"""Added to the norm, by which `max_norm` is then divided, as torch.nn.utils.clip_grad_norm_
-does."""
+"""A number that is added to the norm before `max_norm` is divided by it, as in
+torch.nn.utils.clip_grad_norm_."""
 
 
 def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:

@@ -3,7 +3,8 @@
 A marker is JSON: the store's id, and t of each table. When the file is loaded, the marker is
 compared with the store's present state. A marker contains no digest: computing a digest reads all
 rows that have changed, and frameworks request the states of modules often (weight averaging does so
-at every step). So rows that were set without an update, by `assign` or an import, are not detected.
+at every step). A comparison by t does not detect rows that were set without an update, by `assign`
+or an import.
 
 The marker's length does not depend on t, because programs that average states add up the bytes of
 markers.

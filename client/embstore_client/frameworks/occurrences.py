@@ -66,7 +66,7 @@ class Occurrences(NamedTuple):
         return bag_gradients(gradients, self.offsets, mode, self.weights)
 
     def without_padding(self, padding_idx: int | None) -> Self:
-        """Return the same ids without padding."""
+        """Return these ids without their padding."""
         are_ids = is_id(self.keys, padding_idx)
         if are_ids.all():
             return self

@@ -202,15 +202,15 @@ class Step:
 
     def grad_norm(self, gradients: Mapping[str, Any]) -> float:
         """Return the L2 norm of gradients of activations, in the form that `update` accepts, over
-        the rows of all tables. A row's gradient is the sum over its occurrences. To clip, pass the
-        factor for the gradients to `update` as `gradient_scale`.
+        the rows of all tables. A row's gradient is the sum over its occurrences. To clip gradients,
+        pass the factor for the gradients to `update` as `gradient_scale`.
 
         For gradients of `rows`, use the norm of the pytree instead. If ranks share the step, each
         rank returns the norm of its own gradients.
 
         Raises
         ------
-        InvalidArgumentError : features, shapes or dtypes are others.
+        InvalidArgumentError : features, shapes or dtypes differ from those of `activations`.
         """
         return norm_of([summed(self._by_table(gradients))])
 

@@ -230,7 +230,7 @@ def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
 
 
 def _unpadded(own: FeatureIds) -> FeatureIds:
-    """Return the same ids without padding."""
+    """Return the ids of a feature without their padding."""
     keys, are_ids = own.place.unpadded
     if are_ids is None:
         return own

@@ -2,8 +2,8 @@
 
 The speed is measured with a file of MEASURED_BYTES in the directory itself. The file is written and
 synced as a whole. Then small writes are synced one by one, as a command log syncs its records.
-Finally, as missed rows are read, 4 KiB at a time are read at random offsets, from pages that the
-kernel was asked to forget. The measurement takes about a second.
+Finally blocks of 4 KiB are read at random offsets, as a store reads missed rows, from pages that
+the kernel was asked to forget. The measurement takes about a second.
 """
 
 import os

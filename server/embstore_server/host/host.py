@@ -69,7 +69,7 @@ class Host:
         self.standbys.use(engine)
 
     async def _reopen(self) -> None:
-        """Open the directory's current store, in place of the store that was served."""
+        """Open the directory's current store, in place of the store that has been served."""
         worker = self.service.worker
         deadline = monotonic() + SECONDS_MAX
         task = worker.submit("Follow", worker.reopen, client="follow", deadline=deadline)

@@ -61,7 +61,7 @@ _BODY_BYTES_MAX = 1 << 32
 
 
 class Following:
-    """The standby's work; idle on a leader."""
+    """The work of a standby; on a leader, this object is idle."""
 
     def __init__(self, served: Served, reopen: Callable[[], Awaitable[None]]) -> None:
         """Prepare; `reopen` makes the host serve the directory's new store in place of the previous
@@ -100,11 +100,13 @@ class Following:
         )
 
     def _leads(self, lineage: Lineage) -> bool:
-        """Return whether there is no leader to follow, or this server has replaced it."""
+        """Return True if there is no leader to follow, or if this server has replaced that
+        leader."""
         return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
-        """Begin to follow; or, on a leader, to notify the old leader that it was replaced."""
+        """Begin to follow a leader. On a leader, begin to notify the old leader that it was
+        replaced."""
         role = self._service.replication
         if role.leader:
             self._task = asyncio.create_task(self._follow_for_ever())
@@ -126,7 +128,7 @@ class Following:
     async def promote(self) -> bool:
         """Make the standby the leader; return False if it follows no leader.
 
-        Raises StoreClosedError if it has not received its leader's first commit yet.
+        Raises StoreClosedError if the standby has not received its leader's first commit yet.
         """
         async with self._promoting:
             service = self._service

@@ -145,11 +145,11 @@ class DemoResult:
     session: SessionResult | None
     """The session's stats. None: there was no session."""
     hot: HotColdResult | None
-    """Stats of hot/cold training. None: all batches were trained at the store."""
+    """Stats of hot/cold training. None: all batches were trained through the store."""
     digest: str
     """Hash of the digests of all tables of the store, in the order of the columns."""
     digest_of_check: str
-    """The same hash for the dense check, which got the same gradients."""
+    """Hash of the digests of all tables of the dense check, which got the same gradients."""
     differing_tables: tuple[str, ...]
     first_difference: str | None
     """The first position during training at which a looked-up row differed from the row of the

@@ -108,7 +108,7 @@ class Call:
         self.permitted(GetStats())
 
     def check_ready(self) -> None:
-        """Raise StoreClosedError while the server is starting, stopping or has failed."""
+        """Raise StoreClosedError if the server is starting, is stopping or has failed."""
         if reason := self.service.not_ready:
             raise StoreClosedError(reason)
 

@@ -3,7 +3,7 @@
 The page is plain HTML, CSS and modules of JavaScript, in `embstore_server/page`: there is no build
 step, and it loads nothing from other sites. It calls the routes of REST like any other client and
 shows their answers, so the page itself needs no token. If the server has tokens, the page asks for
-one, and sends it with each request. All its paths are relative, so a proxy can serve it below a
+a token, and sends it with each request. All its paths are relative, so a proxy can serve it below a
 path of its own.
 
 The files are read once, when the application is made, and served from memory: other paths do not

@@ -90,7 +90,7 @@ async def get_hot_set(call: Calling) -> Response:
 
 @router.put("/hot-set", name="PinHotSet", openapi_extra=_RECEIVED, response_model=_HOT_SET)
 async def pin_hot_set(call: Calling, request: HttpRequest) -> dict[str, Any]:
-    """Pin a hot set in place of the pinned one, whose version must be lower.
+    """Pin a hot set in place of the pinned hot set, whose version must be lower.
 
     Until the new set is pinned, rows of both sets stay in the cache. If the answer does not arrive
     in time, the hot set is pinned all the same; the call can be sent again, and gets the same
