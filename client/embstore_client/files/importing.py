@@ -132,7 +132,7 @@ def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
 
 
 def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
-    """Return an error with the number of rows that were written before it added to its message."""
+    """Return an error whose message also contains the number of rows that were written before."""
     text = f"{exc}. {rows} rows of the file were written before; the import can be done again"
     if isinstance(exc, StorageError):
         return StorageError(exc.errno, text)

@@ -67,8 +67,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return self
 
     def _apply(self, fn: Callable[[Any], Any], *arguments: Any, **options: Any) -> Self:
-        """Set the dtype of activations to that to which a surrounding model is converted, for
-        instance by `double()`; return the module. Rows stay float32."""
+        """Give activations the dtype to which a surrounding model is being converted, for instance
+        by `double()`; return the module. Rows stay float32."""
         before = self.dtype or torch.float32
         now = fn(torch.empty(0, dtype=before)).dtype
         self.dtype = self.dtype if now == before else now

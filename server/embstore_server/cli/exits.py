@@ -27,4 +27,4 @@ MEANINGS = {
 }
 
 LEGEND = "Exit status:\n" + ";\n".join(f"{n}  {text}" for n, text in MEANINGS.items()) + "."
-"""The text for the help; the help may join its lines."""
+"""The text about exit statuses in the help, which may join its lines."""

@@ -110,7 +110,7 @@ class Served:
         self.disk_space = DiskSpace(self)
         self.memory_trim = MemoryTrim()
         self.failed = asyncio.Event()
-        """Set once the store has failed during a call, even if the call's client has
+        """Set once the store has failed in a call, even if the client of that call has
         disconnected."""
         self.preparing = ""
         """The work that precedes the opening of the store, and its progress; any thread sets the

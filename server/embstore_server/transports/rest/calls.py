@@ -73,7 +73,7 @@ class Call:
         """Execute a command whose preparation takes long, and return the answer of `then`.
 
         `make` makes the command; `then(command, result)` makes the answer, which takes long as
-        well. All of it runs on a thread of the verb's own.
+        well. `make`, the command and `then` run on one of the verb's own threads.
         """
         self.check_ready()
 
