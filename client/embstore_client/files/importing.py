@@ -68,9 +68,8 @@ def import_table(
 ) -> Imported:
     """Set rows of a table to the rows of a file.
 
-    Without state rows are set as by `Table.assign`: optimizer state is reset, and t stays. With
-    state they are set as by `Table.put_rows`, and t becomes that of the file, as in the exported
-    table.
+    Without state, this works as `Table.assign`: optimizer state is reset, and t stays. With state,
+    it works as `Table.put_rows`, and t becomes that of the file.
 
     Parameters
     ----------
