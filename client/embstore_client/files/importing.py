@@ -69,7 +69,7 @@ def import_table(
     """Set rows of a table to the rows of a file.
 
     Without state, this works as `Table.assign`: optimizer state is reset, and t stays. With state,
-    it works as `Table.put_rows`, and t becomes that of the file.
+    as `Table.put_rows`, and t becomes that of the file: a new table then has the exported digest.
 
     Parameters
     ----------
