@@ -1,9 +1,9 @@
 """Builds a release: `python -m release`, which `make release` calls.
 
-Everything is built from git's export of one commit, so that it contains no uncommitted file, and
-does not depend on the owner's umask. The same commit gives the same bytes, if the build tools (the
-extra `release` names them) and Python have the same versions: times are the commit's, names are
-sorted, owners and modes are fixed.
+Everything is built from git's export of one commit. Therefore a release contains no uncommitted
+file, and does not depend on the user's umask. The same commit gives the same bytes, if Python and
+the build tools (named by the extra `release`) have the same versions: all times are that of the
+commit, names are sorted, owners and modes are fixed.
 
     source.py       the commit, exported
     packages.py     sdist and wheels of Python

@@ -1,4 +1,5 @@
-"""Archives whose bytes depend only on their files: sorted, with fixed time, owner and mode."""
+"""Archives whose bytes depend only on their files, which are sorted, and have fixed times, owners
+and modes."""
 
 import gzip
 import io
@@ -23,7 +24,7 @@ def build(source: Source, target: Path) -> None:
     proto_files |= {"LICENSE": text["LICENSE"], "reference.md": reference}
     write(path, f"embstore-proto-{version}", proto_files, source.time_s)
     node = _files(source.path / "client" / "node") | text
-    # The names of the file and the folder that `npm pack` would choose.
+    # `npm pack` would choose these names of the file and the folder.
     write(target / f"embstore-client-{version}.tgz", "package", node, source.time_s)
     go = _files(source.path / "client" / "go") | text
     write(target / f"embstore-go-{version}.tar.gz", f"embstore-go-{version}", go, source.time_s)

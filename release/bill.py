@@ -1,7 +1,7 @@
 """The bill of materials: the contents of a release, and its dependencies, as SPDX 2.3.
 
-Dependencies have the bounds that the package declares, and no versions, which are chosen at
-installation. Vendored code has its version and licence.
+Dependencies are listed with the bounds that the package declares, and without versions, which are
+chosen at installation. Vendored code is listed with its version and licence.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _UPLOT = "server/embstore_server/page/vendor/uPlot.iife.min.js"
 _UPLOT_VERSION = re.compile(r"uPlot \(v([\d.]+)\)")
 _EXTRAS = ("cli", "fast", "server", "cuda12", "cuda13", "data", "torch", "jax", "keras", "otel")
 _EXTRAS += ("ray", "remote")
-"""Extras for users; the other extras are for developers of embstore."""
+"""The extras for users; the other extras are for developers of embstore."""
 
 
 def write(source: Source, target: Path) -> Path:
@@ -60,8 +60,8 @@ def write(source: Source, target: Path) -> Path:
 
 
 def dependencies(source: Source) -> list[tuple[dict[str, Any], str]]:
-    """Return each package that pyproject.toml and package.json name, with its extra; "":
-    required."""
+    """Return each package that pyproject.toml and package.json name, with its extra; "": the
+    package is required."""
     project = tomllib.loads((source.path / "pyproject.toml").read_text())["project"]
     wanted = [(line, "") for line in project["dependencies"]]
     for extra in _EXTRAS:

@@ -2,8 +2,8 @@
 
 `python -m release.installed [WHEEL]` needs only the standard library. It installs the wheel with
 the extra `server`, starts `embstore serve`, and runs the README's example to its result. It prints
-how many seconds that took, of the clock and of processors. Then it tries the command line, REST,
-and a trainer that compares the server with an embedded store.
+how many seconds that took, of elapsed time and of processor time. Then it tries the command line,
+REST, and a trainer that compares the server with an embedded store.
 """
 
 import os
@@ -61,7 +61,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bin = path / "venv" / "bin"
-        known = ("PATH", "LANG", "PIP_")  # pip's package index is the machine's setting
+        known = ("PATH", "LANG", "PIP_")  # pip uses the package index of the machine's settings
         self._environment = {n: v for n, v in os.environ.items() if n.startswith(known)}
         self._environment |= {"HOME": str(path), "XDG_CACHE_HOME": str(path / "cache")}
 
@@ -139,7 +139,7 @@ def free_port() -> int:
 def say(what: str, began: float) -> None:
     """Print the progress, with the seconds so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime  # of child processes that have ended
+    cpu = used.ru_utime + used.ru_stime  # the time of child processes that have ended
     print(f"installed: {what} after {time.monotonic() - began:.1f} s, {cpu:.1f} s of processors")
     sys.stdout.flush()
 

@@ -1,9 +1,10 @@
-"""The packages of Python: an sdist, a wheel for any machine, a wheel with compiled kernels.
+"""The Python packages: an sdist, a wheel for any machine, and a wheel with compiled kernels.
 
 Compiled kernels are object files for x86-64 with AVX2. They call only Python's stable ABI and the C
 library, so one wheel works with every version of Python from 3.11 on, and with every Linux that has
-glibc. pip chooses it if its tag fits, and otherwise the other wheel, whose first start compiles the
-kernels. On a processor without AVX2 the kernels are compiled with either wheel.
+glibc. pip chooses the wheel with compiled kernels if its tag fits, and otherwise the other wheel,
+with which the first start compiles the kernels. On a processor without AVX2, the first start
+compiles the kernels with both wheels.
 """
 
 import os
@@ -22,8 +23,8 @@ _PARTS = (".", "client", "proto", "server")
 def build(source: Source, target: Path, kernels: Path | None) -> None:
     """Build sdist and wheels into a folder.
 
-    kernels : folder of compiled kernels; those that were compiled from the same sources are used.
-        None: all kernels are compiled
+    kernels : folder of compiled kernels; kernels in it that were compiled from the same sources are
+        used. None: all kernels are compiled
     """
     _build(source, target, "--sdist", "--wheel")
     count = compile_kernels(source, kernels)
@@ -42,14 +43,14 @@ def compile_kernels(source: Source, kernels: Path | None) -> int:
     folder = source.path / KERNELS
     if kernels is not None:
         shutil.copytree(kernels, folder)
-    # This cache is empty: a kernel that is in a cache would not be written into the source.
+    # This cache is empty, because a kernel that is in a cache would not be written into the source.
     cache = source.path.parent / "cache"
     run(["-m", "embstore_server", "compile"], source, XDG_CACHE_HOME=str(cache))
     program = "from embstore_tools.commands.compile import kernels; print(*kernels())"
     names = run(["-c", program], source, stdout=subprocess.PIPE).split()
     for path in folder.iterdir():
         if path.name.rpartition("-x86-64-v3")[0] not in names:
-            path.unlink()  # of a kernel that does not exist any more
+            path.unlink()  # the file of a kernel that no longer exists
     found = len(list(folder.iterdir()))
     assert found == len(names), (
         f"{found} of {len(names)} kernels: this processor is below x86-64-v3"
@@ -58,7 +59,7 @@ def compile_kernels(source: Source, kernels: Path | None) -> int:
 
 
 def run(words: list[str], source: Source, stdout: int | None = None, **variables: str) -> str:
-    """Run this Python in the source, with only its packages; return its output."""
+    """Run this Python in the source, with only the packages of the source; return its output."""
     path = os.pathsep.join(str(source.path / part) for part in _PARTS)
     variables |= {"PYTHONPATH": path, "SOURCE_DATE_EPOCH": str(source.time_s)}
     variables |= {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,8 +1,8 @@
 """The .proto file as a page: a heading for the service, each message and each enum, and links.
 
-The text of the file is shown unchanged, with its comments, because they are written to be read in
-place. The page adds facts that a reader of the file misses: where a type is declared, and which
-calls use it.
+The text of the file is shown unchanged, with its comments, which are written to be read in place.
+The page adds facts that the file itself does not show: where a type is declared, and which calls
+use it.
 """
 
 import re

@@ -22,10 +22,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`. Of all names, only "localhost" counts as
-    such.
+    """Return whether only this machine can reach `host`. "localhost" is the only name for which
+    this is True.
 
-    Other names are not resolved: their address may change afterwards.
+    Other names are not resolved, because their address may change after the check.
     """
     try:
         return ip_address(host).is_loopback
@@ -38,7 +38,7 @@ _SOCKET_PATH_BYTES_MAX = 100
 
 @contextmanager
 def unix_socket_address(path: Path) -> Iterator[str]:
-    """Yield an address of the Unix socket at a path, which can be of any length."""
+    """Yield an address of the Unix socket at a path; the path can be of any length."""
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
         yield str(path)
         return

@@ -11,18 +11,18 @@ _KEY_SPACES = {"dense": pb.KEY_SPACE_DENSE, "sparse": pb.KEY_SPACE_SPARSE}
 
 
 def message_of(config: TableConfig, message: Any) -> None:
-    """Set a message to a configuration; every value is set, including defaults."""
+    """Write a configuration into a message; every value is set, including defaults."""
     message.name, message.dim, message.rows = config.name, config.dim, config.rows
     message.seed, message.key_space = config.seed, _KEY_SPACES[config.key_space]
     for part in (config.optimizer, config.initializer):
         into = getattr(message, part.kind)
-        into.SetInParent()  # makes it present even if all its values are 0
+        into.SetInParent()  # makes the part present even if all its values are 0
         for field in fields(part):
             setattr(into, field.name, getattr(part, field.name))
 
 
 def config_of(message: Any) -> TableConfig:
-    """Return the configuration of a message, checked. Raises InvalidArgumentError."""
+    """Return the configuration in a message. Raises InvalidArgumentError if it is invalid."""
     key_space = next((k for k, v in _KEY_SPACES.items() if v == message.key_space), None)
     if key_space is None:
         raise InvalidArgumentError(
@@ -40,7 +40,8 @@ def config_of(message: Any) -> TableConfig:
 
 
 def _part(message: Any, oneof: str, kinds: dict[str, type[Any]]) -> Any:
-    """Return the optimizer or initializer that is set; absent values have their defaults."""
+    """Return the optimizer or initializer that a message contains; absent values have their
+    defaults."""
     kind = message.WhichOneof(oneof)
     if kind is None:
         raise InvalidArgumentError(

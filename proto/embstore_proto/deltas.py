@@ -1,16 +1,17 @@
-"""Ascending keys, encoded as the differences between them: one or two bytes each instead of eight.
+"""Ascending keys, encoded as the differences between them: one or two bytes per key instead of
+eight.
 
 The encoding is the first number, then the difference of each number from the previous one, each as
 a varint (LEB128): seven bits per byte, low bits first, with the highest bit set in all bytes of a
-number except its last. A batch of n keys of a table of N rows has differences of about N / n, so
-10,000 keys of 10 million rows take 2 bytes each.
+number except its last. A batch of n keys of a table of N rows has differences of about N / n. So
+each of 10,000 keys of a table of 10 million rows takes 2 bytes.
 
 A number has at most nine bytes, which contain the 63 bits of an int64 that is not negative. As in
 protobuf, a number can be encoded in more bytes than it needs; it is decoded to the same value.
 
 Decoding does not trust its input. It loops over the byte positions within a number, and not over
-numbers. It works in blocks, so that it takes little memory in addition to the keys, and a server
-that counts the keys knows how much memory they take.
+numbers. It works in blocks, and so takes little memory in addition to the decoded keys. Therefore a
+server that knows the number of keys knows how much memory the decoding takes.
 """
 
 from dataclasses import dataclass
@@ -64,8 +65,9 @@ def encode(keys: Keys) -> Deltas:
 def decode(encoded: NDArray[np.uint8], count: int, what: str) -> Keys:
     """Return the (count,) int64 keys that (bytes,) uint8 encode, in ascending order.
 
-    Raises InvalidArgumentError if there is another number of keys, the last number is incomplete, a
-    number has more than nine bytes, or a key exceeds int64; `what` names the array in the message.
+    Raises InvalidArgumentError if the number of keys is not `count`, the last number is incomplete,
+    a number has more than nine bytes, or a key exceeds int64; `what` names the array in the message
+    of the error.
     """
     found = int(np.count_nonzero(encoded < _MORE))
     if found != count:

@@ -1,8 +1,9 @@
 """The positions of a message's arrays in a GPU's memory.
 
-A message can also have arrays on the host (offsets of bags, counts). So it has two payloads: the
-usual one on the host, and one on the device, in its own segment (device_segment.py). The offset of
-an array shows where it is: offsets of DEVICE_OFFSET or more are in the device's payload.
+The message can have further arrays on the host (offsets of bags, counts). So it has two payloads:
+the usual payload on the host, and a payload on the device, in a segment of its own
+(device_segment.py). The offset of an array shows where it is: offsets of DEVICE_OFFSET or more are
+in the device's payload.
 """
 
 import math
@@ -14,9 +15,9 @@ from embstore.errors import InvalidArgumentError
 from embstore_proto.v1 import embstore_pb2 as pb
 
 DEVICE_OFFSET = 1 << 48
-"""The first offset in a device's payload. No payload on the host is that large."""
+"""The first offset in a payload on a device. No payload on the host is that large."""
 DEVICE_ALIGNMENT = 64
-"""Alignment of arrays in either payload, in bytes; kernels need 16 to be fast."""
+"""Alignment of arrays in both payloads, in bytes; kernels need 16 to be fast."""
 DTYPES = {np.dtype("<i8"): pb.DTYPE_INT64, np.dtype("<f4"): pb.DTYPE_FLOAT32}
 """The dtypes of keys, and of rows and gradients, on the wire."""
 
@@ -48,12 +49,12 @@ class OnDevice(Protocol):
     """The device's payload of a message."""
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of the payload. Raises InvalidArgumentError if it is outside; `what`
-        names the array in the message."""
+        """Return an array of the payload. Raises InvalidArgumentError if the array is outside the
+        payload; `what` names the array in the error."""
 
 
 class Places:
-    """Positions for arrays, one after the other."""
+    """Assigns positions to arrays, one after the other."""
 
     def __init__(self) -> None:
         self.byte_count = 0
@@ -72,9 +73,11 @@ def aligned(offset: int) -> int:
 
 
 def checked_place(stored: pb.Array, expected: np.dtype[Any], dimensions: int, what: str) -> Place:
-    """Return the position of an array in a header; it may still be outside the payload.
+    """Return the position of an array from its description in a header; the array may still be
+    outside the payload.
 
-    Raises InvalidArgumentError for another dtype or number of dimensions, or if it is not aligned.
+    Raises InvalidArgumentError if the dtype or the number of dimensions is not as expected, or the
+    array is not aligned.
     """
     shape = tuple(stored.shape)
     offset = stored.offset - DEVICE_OFFSET

@@ -10,18 +10,18 @@ In the headers of CALL and RESULT, both sides name arrays by their offset in the
 (device_places.py). The rows come after the arrays of the call.
 
 **Order.** Before CALL the client records the event after its copies into the segment. The server
-begins with the call when the event is reached. All arrays that RESULT names are complete when it
-arrives.
+begins with the call when the event is reached. All arrays that RESULT names are complete when
+RESULT arrives.
 
-**Lifetime.** With its DEVICE_SEGMENT the server passes a descriptor, the *tether*. The client keeps
-it as long as it has the memory or the event open. After closing both, it ends the tether
-(`shutdown`, then `close`); the end of its process has the same effect. Only then does the server
-free the memory. The end of the connection would be too early: a client's arrays may outlive it, and
-freeing memory that another process still has open is undefined (cudaIpcOpenMemHandle). A forked
-child inherits the tether, and does not end it; if the child outlives its parent, it keeps the
-memory allocated.
+**Lifetime.** With its DEVICE_SEGMENT the server sends a descriptor, the *tether*. The client keeps
+the tether as long as it has the memory or the event open. After closing memory and event, the
+client ends the tether (`shutdown`, then `close`); the end of the client's process has the same
+effect. Only then does the server free the memory. The end of the connection would be too early: a
+client's arrays may outlive it, and freeing memory that another process still has open is undefined
+(cudaIpcOpenMemHandle). A forked child of the client inherits the tether, and does not end it; if
+the child outlives its parent, the memory stays allocated.
 
-When a server ends, its memory is freed. A client must not use its arrays in that memory any more.
+When a server ends, its memory is freed. From then on, a client must not use arrays in that memory.
 """
 
 import struct
@@ -50,12 +50,13 @@ def request(byte_count: int) -> bytes:
 
 
 def on_device(byte_count: int) -> bytes:
-    """Return the frame before a CALL whose arrays have this many bytes in the segment."""
+    """Return the frame that precedes a CALL whose arrays have this many bytes in the segment."""
     return frame_of(Kind.ON_DEVICE, _SIZE.pack(byte_count))
 
 
 def size_of(body: bytes) -> int:
-    """Return the number of bytes in a request, or of a call's arrays."""
+    """Return the number of bytes that a frame of a client contains: those requested, or those of a
+    call's arrays."""
     check(len(body) == _SIZE.size)
     (size,) = _SIZE.unpack(body)
     return int(size)

@@ -1,5 +1,5 @@
-"""Values that are sent with a command: the origin of a mutating command, by which it is applied
-once, and the version of the shard map by which a command to a shard was split."""
+"""Values that are sent with a command. The origin of a mutating command ensures that it is applied
+once. The version of the shard map is the one by which a command to a shard was split."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,8 @@ _DIGITS_MAX, _NO_MAP = 19, 1 << 63
 
 
 def map_version(text: str | bytes) -> int:
-    """Return the version in metadata; 0: none. Any other text becomes a version of no map."""
+    """Return the version in metadata; 0: there is none. Text that is no version becomes a version
+    that no map has."""
     if not text:
         return 0
     is_number = isinstance(text, str) and text.isascii() and text.isdecimal()
@@ -21,14 +22,14 @@ def map_version(text: str | bytes) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """The sender of a mutating command, and the state of the store as the sender knows it."""
+    """The sender of a mutating command, and the state of the store that the sender knows."""
 
     client_id: str
     """1 to 64 characters, random, one id per client object."""
     sequence: int
     """The number of the command among the client's mutating commands, from 1."""
     finished_below: int = 0
-    """The client has received the answers of all sequence numbers below this one."""
+    """The client has received the answers to all its commands with lower numbers."""
     attempt: int = 0
     """The number of attempts since the first lost one; 0: no attempt was lost."""
     instance: str = ""

@@ -1,4 +1,4 @@
-"""Values as messages and back, by the annotations of their fields.
+"""Conversion of values to messages and back, by the annotations of their fields.
 
 Commands, their parts and their results are dataclasses, and a message of the .proto file has fields
 of the same names. So one codec works for all: the annotation of a field determines its form in the
@@ -15,8 +15,9 @@ message.
     a dataclass               a message
     TableConfig               a message with a oneof for optimizer and initializer (configs.py)
 
-A field of a dataclass that is missing in the message is not sent; `command` of an acknowledgement
-is taken from the reply's context. A codec is made once per pair of dataclass and message type.
+If the message has no such field, a field of the dataclass is not sent; `command` of an
+acknowledgement is read from the reply's context. A codec is made once per pair of dataclass and
+message type.
 """
 
 import json
@@ -113,7 +114,8 @@ class Codec:
                 encode(found, message, places)
 
     def decode(self, message: Any, received: Any, **more: Any) -> Any:
-        """Return the value of a message; `more` are fields that the message does not have.
+        """Return the value in a message; `more` contains fields of the value that the message
+        lacks.
 
         Raises InvalidArgumentError if an array has another dtype or shape or is outside the
         payload, or if an enum or a document is invalid.
@@ -144,7 +146,7 @@ def codec(cls: Any, descriptor: Descriptor) -> Codec:
 
 
 def _given(hint: Any) -> tuple[Any, bool]:
-    """Return an annotation without its `| None`, and whether it has that."""
+    """Return an annotation without its `| None`, and whether it has a `| None`."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
     given = next(part for part in get_args(hint) if part is not NoneType)
@@ -283,7 +285,7 @@ def _config(wire: FieldDescriptor) -> tuple[Encode, Decode]:
 
     def encode(value: Any, message: Any, places: Any) -> None:
         message_of(value, getattr(message, name))
-        if has_state_dim:  # in a description: for clients that do not know optimizers
+        if has_state_dim:  # only in descriptions, for clients that do not know optimizers
             message.state_dim = value.state_dim
 
     return encode, lambda m, r, what: config_of(getattr(m, name))
@@ -312,7 +314,7 @@ class _Infos(Codec):
         facts = {field.name: value for field, value in message.device_info.ListFields()}
         server = codec(*self._LIMITS).decode(message.limits, None)
         names = {number: name for name, number in pb.DType.items()}
-        dtypes = (names.get(number, "") for number in message.dtypes)  # newer servers have more
+        dtypes = (names.get(number, "") for number in message.dtypes)  # newer servers know more
         known = tuple(name.removeprefix("DTYPE_").lower() for name in dtypes if name)
         return super().decode(
             message, received, device_info=facts, server=server, wire_dtypes=known

@@ -6,10 +6,9 @@ Every bulk message has one shape:
     padding = 2   any bytes: lets the payload begin at a multiple of 64 bytes of the message
     payload = 3   the arrays' bytes, little-endian, row-major, each at a multiple of 64
 
-A sender (`Message`, `Blank`) writes its arrays once, into the memory from which they are sent: the
-bytes object that gRPC accepts. The Chunks of a stream are joined from the arrays piece by piece. A
-receiver (`split`, `array_of`) gets views of the received bytes. Protobuf's own `bytes` fields would
-copy each array twice on either side.
+A sender (`Message`, `Blank`) writes its arrays once, into the bytes object that gRPC sends. For a
+stream, the Chunks are joined from the arrays piece by piece. A receiver (`split`, `array_of`) gets
+views of the received bytes. Protobuf's own `bytes` fields would copy each array twice on each side.
 
 If sender and receiver share memory (shared_memory.py), the header and the payload of a message are
 separate, without padding, since the payload's memory is aligned. Memory that the other side can
@@ -17,10 +16,12 @@ still write is copied before it is checked (`Copies`).
 
 For links that are slower than the machine, rows and gradients can have two bytes per value
 (`narrow`), and ascending keys can be sent as their differences (`deltas`). A sender encodes them,
-and a receiver gets float32 and int64. A server counts the bytes to which they grow (`Growth`).
+and a receiver gets float32 and int64. A server counts the bytes of the arrays that it decodes
+(`Growth`).
 
-Any protobuf library can write and read the same messages; arrays that it does not align are copied
-here, once. All sizes are checked as Python integers, so no offset or shape can overflow.
+Any protobuf library can write and read the same messages; if it does not align the arrays, this
+module copies them once. All sizes are checked as Python integers, so no offset or shape can
+overflow.
 """
 
 import ctypes
@@ -38,7 +39,8 @@ from embstore_proto.deltas import Deltas
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20
-"""Size of the pieces of a stream: larger ones were no faster, smaller ones cost a wake-up each."""
+"""Size of the pieces of a stream. Larger pieces were no faster; with smaller pieces there are more
+wake-ups."""
 
 CHUNK_BYTES_MAX = 4 << 20
 """The largest chunk that a receiver accepts: the default limit of gRPC libraries."""
@@ -50,7 +52,8 @@ because it is parsed into objects of many times its size; a payload is not."""
 ALIGNMENT = 64
 """Alignment of the arrays in a payload."""
 _FRONT_BYTES_MAX = 3 + 5 + 5 + 6
-"""Tags and lengths of the three fields, and spare bytes to adjust the padding's length."""
+"""Most bytes of the tags and lengths of the three fields, and spare bytes to adjust the padding's
+length."""
 
 _HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
 _TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
@@ -84,7 +87,7 @@ def _varint(value: int) -> bytes:
 # Sending
 
 Writer = Callable[[NDArray[Any]], object]
-"""A function that computes an array into memory of its shape."""
+"""A function that computes an array, and writes it into the given memory of the array's shape."""
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]
 
 
@@ -158,7 +161,7 @@ class Message:
             end = place.offset + out.nbytes
 
     def framed(self, header: bytes) -> "Framed":
-        """Return the message in parts, for a stream, whose chunks are joined from the parts."""
+        """Return the message in parts, for a stream: its chunks are joined from these parts."""
         front = self._front(header)
         parts: list[memoryview | bytes] = [front]
         end = 0
@@ -187,17 +190,18 @@ def _array_in(
 
 
 class Blank:
-    """A bulk message made before its arrays are known: they are filled inside the message.
+    """A bulk message made before its arrays are known: the arrays are filled inside the message.
 
     gRPC accepts a message as one bytes object. Joining it from arrays copies everything, which for
-    several MiB costs as much as a lookup. So the bytes object is made first, without content; the C
-    interface of bytes allows writing to it until other code sees it. `arrays` are views into it.
-    The header is written last, into room reserved in front; the rest of that room is padding.
+    several MiB costs as much as a lookup. Therefore the bytes object is made first, without
+    content; C's interface of bytes objects allows writing until other code sees the object.
+    `arrays` are views into the object. The header is written last, into room reserved in front of
+    the arrays; the rest of that room becomes padding.
 
     `header_room` is the maximum size of the header in bytes. `shapes` are the shapes of the float32
-    arrays to fill, and `others` are arrays that the message has as well. `lend` returns the memory
-    for a payload of a given size, if the payload is not sent with the header. With a `dtype` of
-    NARROW the arrays to fill are outside of the message, and `round` writes the message from them.
+    arrays to fill, and `others` are arrays that the message has as well. If the payload is not sent
+    with the header, `lend` returns the memory for a payload of a given size. If `dtype` is in
+    NARROW, the arrays to fill are outside the message, and `round` writes them into it.
     """
 
     def __init__(
@@ -230,7 +234,7 @@ class Blank:
         made: list[NDArray[Any]] = []
         for place, end in zip(self.places, ends, strict=False):
             begin, gap = self._front_bytes + place.offset, self._front_bytes + end
-            self.memory[gap:begin] = bytes(begin - gap)  # else it would reveal old memory content
+            self.memory[gap:begin] = bytes(begin - gap)  # else it would reveal old content
             made.append(_array_in(self.memory, begin, DTYPE_OF[place.dtype], place))
         self.arrays: list[NDArray[np.float32]] = made[: len(shapes)]
         self._dtype, self._stored = dtype, self.arrays if dtype in NARROW else []
@@ -252,8 +256,8 @@ class Blank:
         return sum([array.nbytes for array in self.arrays]) if self._stored else 0
 
     def round(self) -> None:
-        """Round the arrays into the message, if it has a narrow dtype. To be called after the
-        arrays are filled and before `framed`."""
+        """If the message has a narrow dtype, round the arrays into the message. Call this method
+        after filling the arrays, and before `framed`."""
         for array, stored in zip(self.arrays, self._stored, strict=False):
             narrow.rounded(array, self._dtype, stored)
         self._stored = []
@@ -292,7 +296,7 @@ def _blank_bytes(size: int) -> bytes:
 class _Owner:
     """Makes the memory of a bytes object available to NumPy; its arrays keep the object alive.
 
-    (A ctypes array would work, but ctypes keeps a type for every length that was ever used.)
+    (A ctypes array would serve, too, but ctypes stores a type for every length that was ever used.)
     """
 
     def __init__(self, own: bytes) -> None:
@@ -306,28 +310,29 @@ class _Owner:
 
 
 def _memory_of(own: bytes) -> memoryview:
-    """Return writable memory of a bytes object without other references; it stays alive."""
+    """Return the memory of a bytes object as writable memory, which keeps the object alive. No
+    other code may refer to the object."""
     return np.asarray(_Owner(own)).data
 
 
 def writable(message: bytes) -> memoryview:
     """Return a received message as writable memory, so that its reader can change the arrays.
 
-    This is allowed because gRPC passes the only reference to the message. Copying the rows of a
-    lookup only to make them writable would cost as much as the lookup.
+    This is allowed because gRPC passes the only reference to the message. To copy the rows of a
+    lookup, only so that they are writable, would cost as much as the lookup.
     """
     return _memory_of(message) if message else memoryview(b"")
 
 
 class Framed(NamedTuple):
-    """A serialised message in parts; for a bulk message, its front and then its payload."""
+    """A serialised message in parts: for a bulk message, its front and then its payload."""
 
     parts: list[memoryview | bytes]
     total_bytes: int
     header: bytes = b""
     """The serialised header; of a control message, the whole message."""
     lent: memoryview | None = None
-    """The memory that has the payload already, if the payload is not sent with the message."""
+    """The memory that already contains the payload, if the payload is not sent with the message."""
 
     def joined(self) -> bytes:
         """Return the message as one bytes object, for a unary call."""

@@ -1,17 +1,18 @@
-"""Two bytes for a float32: float16 and bfloat16, for links that are slower than the machine.
+"""float32 values in two bytes each, as float16 or bfloat16, for links that are slower than the
+machine.
 
     float16    10 bits of fraction, values to 65504: usual for trainers in mixed precision
     bfloat16   7 bits of fraction, values to 3.39e38: the upper half of a float32
 
 Rounding is to nearest, ties to even, including subnormals. A value beyond the largest finite one
 becomes infinity, as in IEEE 754; a NaN stays a NaN of the same sign. Widening is exact. So both
-ends of a link get the same bits, whatever computes them.
+ends of a link get the same bits, whichever library computes them.
 
 NumPy has no bfloat16, so its bits are stored as uint16. To round a float32 to its upper half, its
-bits are increased by half of the range of the lower bits, minus one unless the lowest remaining bit
-is odd. A carry increases the exponent and, beyond the largest value, gives infinity, as it should.
-A carry could turn a NaN into another value, so a NaN is truncated instead, with its quiet bit set.
-This is done in blocks that stay in the CPU's cache.
+bits, read as an integer, are increased by half of the range of the lower bits, minus one if the
+lowest remaining bit is 0. A carry increases the exponent and, beyond the largest value, gives
+infinity, as it should. A carry could turn a NaN into another value, so a NaN is truncated instead,
+with its quiet bit set. Values are rounded in blocks that stay in the CPU's cache.
 
 NumPy's own cast to float16 is as fast as memory allows. Numba would not be faster, and would add a
 compiler to a client.
@@ -66,7 +67,7 @@ def rounded(
 
 
 def widened(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Return an array of one of the dtypes in `STORED`, converted to new float32."""
+    """Return a new float32 array from an array of one of the dtypes in `STORED`."""
     if stored.dtype == STORED["float16"]:
         return stored.astype(np.float32)
     bits = stored.astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Received messages: split without copying their arrays, and assembled from chunks.
+"""Received messages: they are split without copying their arrays, and assembled from chunks.
 
 frame.py describes the parts of a message.
 """
@@ -20,14 +20,14 @@ M = TypeVar("M", bound=protobuf.Message)
 
 
 class Copies:
-    """Counts the bytes that a transport copied, without those of its caller."""
+    """Counts the bytes that a transport has copied, not those that its caller copies."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
 class Growth:
-    """Counts the full size of arrays that arrive in a smaller form, up to a bound."""
+    """Counts the decoded bytes of arrays that arrive in a smaller form, and bounds them."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -50,17 +50,20 @@ class Received(NamedTuple):
     header: bytes
     payload: memoryview
     copies: Copies | None = None
-    """Set if the sender can still write the payload: its arrays are copied, and counted."""
+    """Set if the sender can still write the payload; then its arrays are copied, and the copied
+    bytes counted."""
     growth: Growth | None = None
-    """Set if the sender is not trusted: the growth of its arrays is then bounded."""
+    """Set if the sender is not trusted; then the decoded size of its arrays is bounded."""
     is_read_once: bool = False
-    """Whether the executor of the command reads its rows only once, so that they need no copy."""
+    """Whether the rows need no copy, because the executor of the command reads each row only
+    once."""
     on_device: OnDevice | None = None
     """The payload in a GPU's memory; None: there is none."""
 
 
 _FIELDS_MAX = 4
-"""The number of fields to read: valid messages have fewer, so one more is repeated or unknown."""
+"""The number of fields to read. A valid message has fewer; a further field is repeated or
+unknown."""
 
 
 def _fields(message: memoryview) -> list[tuple[int, int | memoryview]]:
@@ -107,7 +110,7 @@ def split(
 ) -> Received:
     """Split a bulk message into its parts, without a copy.
 
-    Raises InvalidArgumentError if it is incomplete, is no protobuf, or has unknown fields.
+    Raises InvalidArgumentError if the message is incomplete, is no protobuf, or has unknown fields.
     """
     parts: dict[int, memoryview] = {}
     for number, value in _fields(memoryview(message)):
@@ -144,11 +147,11 @@ def parse(kind: type[M], serialised: bytes) -> M:
 def array_of(
     received: Received, place: pb.Array, dtype: str, dimensions: int, what: str
 ) -> NDArray[Any]:
-    """Return an array of a bulk message: as a view if it is aligned; widened, or decoded from
-    deltas, if it arrived in a smaller form.
+    """Return an array of a bulk message: a view if the array is aligned; a widened or decoded array
+    if it arrived in a smaller form.
 
-    Raises InvalidArgumentError if it has another dtype or number of dimensions, or is outside the
-    payload; `what` names the array in the message.
+    Raises InvalidArgumentError if the dtype or the number of dimensions is not as expected, or the
+    array is outside the payload; `what` names the array in the error.
     """
     expected = np.dtype(dtype)
     if place.dtype == pb.DTYPE_INT64 and expected == np.uint32:
@@ -196,8 +199,8 @@ def array_of(
 def _as_uint32(
     received: Received, place: pb.Array, dimensions: int, what: str
 ) -> NDArray[np.uint32]:
-    """Return a uint32 array that was sent as int64, by a language without uint32. Its values are
-    checked, so it must be on the host."""
+    """Return an array of int64 as uint32, for senders in languages without uint32. The values are
+    checked, so the array must be on the host."""
     wide = array_of(received._replace(on_device=None), place, "<i8", dimensions, what)
     if len(wide) and not 0 <= wide.min() <= wide.max() <= 2**32 - 1:
         raise InvalidArgumentError(
@@ -224,7 +227,7 @@ def _summed_up(received: Received, place: pb.Array, what: str) -> NDArray[np.int
 
 
 class Assembly:
-    """A bulk message that is being received: the pieces of a stream are joined in one buffer.
+    """A bulk message that is being received as a stream: its pieces are joined in one buffer.
 
     The first chunk contains the size of the message. The buffer is allocated then, but the system
     provides memory only for pieces that arrive.
@@ -247,7 +250,8 @@ class Assembly:
         return self._buffer is not None and self._received_bytes == len(self._buffer)
 
     def announced(self, chunk: bytes) -> int:
-        """Return the size that a first chunk announces, in bytes; refuse one above the limit."""
+        """Return the size that a first chunk announces, in bytes; raise an error for a size above
+        the limit."""
         total, _ = _chunk(chunk)
         if total > self._bytes_max:
             raise InvalidArgumentError(
@@ -281,7 +285,7 @@ class Assembly:
         self._received_bytes = end
 
     def whole(self) -> memoryview:
-        """Return the message; raise InvalidArgumentError if bytes are missing."""
+        """Return the whole message; raise InvalidArgumentError if bytes are missing."""
         if not self.is_whole:
             raise InvalidArgumentError(
                 f"stream: expected {self.total_bytes or 'a chunk with total_bytes'}, found its end "

@@ -1,7 +1,7 @@
-"""Commands and results in the command log, in the same messages as on the wire.
+"""Commands and results in the command log, as the same messages that are sent on the wire.
 
-One codec is used for both. So a log can be read in any language for which the .proto file can be
-compiled, and each format is described only once.
+One codec serves the log and the wire. Therefore the log can be read in any language for which the
+.proto file can be compiled, and each format is described only once.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from embstore_proto.verbs import VERBS
 
 
 class _HostMessage(Message):
-    """A bulk message to which arrays in a device's memory can be added, too."""
+    """A bulk message that also accepts arrays in a device's memory."""
 
     def __init__(self, on_host: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -34,7 +34,8 @@ class WireRecords:
     def parts(
         self, command: Command[Any], origin: Origin | None, on_host: Callable[[Any], Any]
     ) -> list[bytes | memoryview]:
-        """Return a command as a message, in parts; `on_host` copies an array from a device."""
+        """Return a command as a message in parts; `on_host` copies an array from a device to the
+        host."""
         verb = VERBS[type(command).__name__]
         message = _HostMessage(on_host) if verb.is_bulk else None
         request = verb.outgoing(command, message)

@@ -1,7 +1,8 @@
 """The JSON Schema of a message's protobuf-JSON, for the OpenAPI document.
 
-A reply contains every field without presence, by the name in the .proto file. Requests are accepted
-in more forms than the schema has: lowerCamelCase names, and null for an absent field.
+A reply contains every field that has no presence, under its name in the .proto file. Requests are
+accepted in more forms than the schema describes: with lowerCamelCase names, and with null for an
+absent field.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ def _small(lowest: int, highest: int) -> dict[str, Any]:
 
 
 def _large(lowest: int, highest: int) -> dict[str, Any]:
-    """Return the schema of a 64-bit integer, which may be too large for a JSON number: replies
+    """Return the schema of a 64-bit integer. As it may be too large for a JSON number, replies
     contain a string."""
     digits = {"type": "string", "pattern": "^-?[0-9]{1,19}$" if lowest else "^[0-9]{1,20}$"}
     return {"anyOf": [digits, _small(lowest, highest)]}

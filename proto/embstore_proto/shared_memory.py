@@ -2,8 +2,8 @@
 
 A connection carries one call at a time. Headers are sent over the socket, and so are payloads of up
 to INLINE_BYTES. Larger payloads are in a *segment*: memory that the server allocates, seals at its
-size, and passes to the client as a descriptor. A segment contains only data. Its offsets and sizes
-are in frames on the socket, of which each side reads every byte once.
+size, and sends to the client as a descriptor. A segment contains only data. Offsets and sizes are
+in frames on the socket, and each side reads every byte of a frame once.
 
     GREETING   server    protocol, the id of its process
     HELLO      client    authorization, label
@@ -17,10 +17,10 @@ are in frames on the socket, of which each side reads every byte once.
     TRACE      client    the trace of the next CALL; not sent for most calls
     MAP        client    the version of the map by which the next CALL was split; for shards only
 
-A payload in the segment is named by its offset and size. If a payload of the server lies in a new
-segment, a SEGMENT frame is sent before it. A client that no longer wants an answer closes its
-connection. The memory of an answer is reused when the next CALL is sent, so a client that keeps an
-answer's arrays sends the next call over another connection.
+A frame names a payload in the segment by its offset and size. If a payload of the server is in a
+new segment, the server sends the SEGMENT frame first. A client that no longer wants an answer
+closes its connection. The memory of an answer is reused when the next CALL is sent, so a client
+that keeps an answer's arrays sends the next call over another connection.
 
 Integers are little-endian. `docs/formats.md` describes the bytes.
 """
@@ -34,8 +34,8 @@ from embstore.errors import InvalidArgumentError
 PROTOCOL = b"embstore shared memory 1\n"
 
 INLINE_BYTES = 16 << 10
-"""Payloads up to this size are sent over the socket, which copies them twice in a few microseconds;
-a segment has to be requested first."""
+"""Payloads up to this size are sent over the socket. The socket copies them twice, in a few
+microseconds; a segment would have to be requested first."""
 
 _HEAD = struct.Struct("<IBB")
 HEAD_BYTES = _HEAD.size
@@ -45,7 +45,7 @@ _SEGMENT = struct.Struct("<Q")
 _MAP = struct.Struct("<Q")
 
 _INLINE = (1 << 64) - 1
-"""The value for no offset: the payload follows its header."""
+"""The offset that stands for no offset: the payload follows its header."""
 
 
 class Kind(IntEnum):
@@ -132,12 +132,13 @@ def said(body: bytes) -> tuple[str, str]:
 
 
 def segment(size: int) -> bytes:
-    """Return a request for a segment, or the frame that is sent with its descriptor."""
+    """Return a frame of kind SEGMENT: a client's request for a segment of `size` bytes, or the
+    server's answer."""
     return frame_of(Kind.SEGMENT, _SEGMENT.pack(size))
 
 
 def segment_of(body: bytes) -> int:
-    """Return the size of a segment in bytes."""
+    """Return the size of the segment in a SEGMENT frame, in bytes."""
     check(len(body) == _SEGMENT.size)
     (size,) = _SEGMENT.unpack(body)
     return int(size)
@@ -193,7 +194,7 @@ def call_of(body: bytes, name_bytes: int) -> Call:
 def answer(
     is_last: bool, header: bytes, payload: bytes | memoryview, offset: int | None
 ) -> list[bytes | memoryview]:
-    """Return the pieces of an answer; see `call` for the payload."""
+    """Return the pieces of an answer, without the payload if it is in the segment."""
     place = _INLINE if offset is None else offset
     fixed = _ANSWER.pack(len(header), place, len(payload))
     size = len(fixed) + len(header) + (len(payload) if offset is None else 0)

@@ -1,9 +1,9 @@
 """One table for every error: class, gRPC code, HTTP status, exit status, and whether to retry.
 
 The table is used in both directions. The server answers an EmbstoreError with its code and message,
-and with the name of its class in the trailing metadata. The client raises that class again, and a
-command ends with its exit status. Any other exception is a bug in the server: it is logged there,
-and answered as INTERNAL "internal error" without its text.
+and with the name of its class in the trailing metadata. The client raises an error of that class,
+and a command ends with the exit status of the class. Any other exception is a bug in the server:
+the server logs it, and answers INTERNAL "internal error" without the exception's text.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,8 @@ ERROR_METADATA = "embstore-error"
 """The key of the trailing metadata with the name of the error's class."""
 
 NOT_AGAIN_METADATA = "embstore-not-again"
-"""The key of the trailing metadata of an error that no retry can cure: the store has failed."""
+"""The key in the trailing metadata that marks an error which no retry can cure: the store has
+failed."""
 
 INTERNAL_MESSAGE = "internal error"
 
@@ -36,7 +37,7 @@ class Answer(NamedTuple):
     exit: int
     """The exit status of a command that ends with the error; see `embstore_server.cli.exits`."""
     retried: bool = False
-    """Whether the call has changed nothing, and may succeed if it is sent again."""
+    """Whether the call has changed nothing, and may succeed if the client sends it again."""
 
 
 ANSWERS: dict[type[EmbstoreError], Answer] = {
@@ -72,13 +73,14 @@ _CLASSES = {kind.__name__: kind for kind in ANSWERS}
 
 
 def answer_of(error: BaseException) -> Answer:
-    """Return how an error is answered; any exception other than an EmbstoreError is INTERNAL."""
+    """Return how an error is answered; an exception that is no EmbstoreError is answered as
+    INTERNAL."""
     known = ANSWERS.get(type(error)) if isinstance(error, EmbstoreError) else None
     return known or Answer(StatusCode.INTERNAL, 500, 1)
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text that a caller may see."""
+    """Return the text of an error that a caller is allowed to see."""
     if type(error) not in ANSWERS:
         return INTERNAL_MESSAGE
     text = str(error)
@@ -87,7 +89,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _fitting(text: str) -> int:
-    """Return how many characters of a text fit into a status."""
+    """Return the number of characters of a text that fit into a status."""
     room = _MESSAGE_BYTES_MAX
     for count, character in enumerate(text):
         is_plain = " " <= character <= "~" and character != "%"

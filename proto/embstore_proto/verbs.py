@@ -1,13 +1,13 @@
-"""The wire form of each verb: command to message and back, result to message and back.
+"""The wire form of each verb: converts commands and results to messages and back.
 
 A verb has one name everywhere: as a command, as a method of the .proto file, and as a handler. Its
 messages are found by that name: the request is `NameRequest`, and the .proto file declares the
-reply of the method. Fields are converted by their annotations (fields.py). A result that does not
-consist of the reply's fields is the only field that the reply has in addition to its context.
+reply of the method. Fields are converted by their annotations (fields.py). A result is either a
+dataclass with the reply's fields, or the one field of the reply apart from its context.
 
 A *control* verb has plain messages. A *bulk* verb has messages {header, padding, payload} with
-arrays in the payload (frame.py). Unless it is streamed anyway, it also has a stream twin for large
-messages.
+arrays in the payload (frame.py). Unless the verb is streamed anyway, it also has a stream twin for
+large messages.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -29,7 +29,7 @@ from embstore_proto.v1 import embstore_pb2 as pb
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
 
 _STREAMED_RESULTS = {"LookupStep": StepRows}
-"""The type of a stream's messages, if it differs from the command's result."""
+"""The type of a stream's messages, if it differs from the type of the command's result."""
 
 
 class Arrived(NamedTuple):
@@ -41,7 +41,7 @@ class Arrived(NamedTuple):
     rows_dtype: str = "float32"
     """The type in which the rows of the reply are to be sent."""
     grown_bytes: int = 0
-    """The full size, in bytes, of arrays that arrived in a smaller form."""
+    """The decoded size, in bytes, of arrays that arrived in a smaller form."""
 
 
 class Answer(NamedTuple):
@@ -63,7 +63,7 @@ class Verb:
         """The type of the command's result or, for a stream, of its messages."""
         self.request: Any = getattr(pb, f"{name}Request")
         replied = method.output_type.name
-        if replied == "Chunk":  # the pieces of a message whose name follows from the result
+        if replied == "Chunk":  # the pieces of one message; the result's type determines its name
             (kind, *_) = get_args(self.result) or (self.result,)
             replied = "RowsReply" if kind is RowsRead else f"{kind.__name__}Reply"
         self.reply: Any = getattr(pb, replied)
@@ -98,7 +98,7 @@ class Verb:
 
     def request_of_json(self, text: str | bytes) -> Any:
         """Return the request in a protobuf-JSON text; an empty text is a request without fields."""
-        from google.protobuf import json_format  # here: clients do not need it
+        from google.protobuf import json_format  # imported here, as clients do not need it
 
         if not self.has_json:
             raise InvalidArgumentError(
@@ -133,8 +133,8 @@ class Verb:
     ) -> "Outgoing":
         """Return a command, ready to be sent, with its arrays in `message` or in a new one.
 
-        `rows_dtype` is the type in which the rows of the reply are to be sent, if the verb supports
-        a choice.
+        `rows_dtype` is the type in which the server is to send the rows of the reply, if the verb
+        supports a choice.
         """
         head, message = self._head(), message or (Message() if self.is_bulk else None)
         if rows_dtype in NARROW and "rows_dtype" in head.DESCRIPTOR.fields_by_name:
@@ -151,9 +151,9 @@ class Verb:
     ) -> Arrived:
         """Return the command of a serialised request, or of a request that arrived in parts.
 
-        Arrays that arrived in a smaller form can grow to `call_bytes_max` together; None: to any
-        size. Raises InvalidArgumentError if the request is invalid, or has unknown fields or wrong
-        arrays.
+        Arrays that arrived in a smaller form can have `call_bytes_max` decoded bytes together;
+        None: any number. Raises InvalidArgumentError if the request is invalid, or has unknown
+        fields or wrong arrays.
         """
         growth = None if call_bytes_max is None else Growth(call_bytes_max)
         if isinstance(request, Received):
@@ -188,8 +188,8 @@ class Verb:
     ) -> Framed:
         """Return a result as a serialised reply.
 
-        `stage_seconds` are the times of the call's stages; `places` is the message that contains
-        the arrays of the result already.
+        `stage_seconds` are the times of the call's stages; `places` is the message that already
+        contains the arrays of the result.
         """
         head, message = self._reply_head(), places or Message()
         self._result_codec.encode(value, head, message)
@@ -219,7 +219,8 @@ def _no_rows_dtype(number: pb.DType) -> NoReturn:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A command to be sent: the header, whose origin changes with each attempt, and the arrays."""
+    """A command to be sent: its arrays, and its header, in which the origin changes with each
+    attempt."""
 
     head: Any
     message: Message | None
@@ -238,7 +239,8 @@ class Outgoing:
 
 
 class _Result:
-    """The wire form of a result: all of the reply, or its one field apart from the context."""
+    """The wire form of a result: the fields of the reply, or its one field apart from the
+    context."""
 
     def __init__(self, result: Any, descriptor: Any) -> None:
         own = [name for name in descriptor.fields_by_name if name != "context"]

@@ -11,7 +11,7 @@ Or on the command line: `embstore cluster start|status|grow|drain|stop`.
     plan          a cluster's description as a value: the map, the shards' nodes and flags
     coordinator   the actor that owns the plan, and keeps it in a file
     shard         the actor of a shard, which keeps its server running
-    process       the server's process: `embstore serve`, ended with its actor
+    process       the server's process: `embstore serve`, which ends with its actor
     rollback      all shards go back to one checkpoint after a shard has lost commands
     local         Ray on this machine, started if none is running
     placing       the nodes and ports of shards
@@ -20,12 +20,12 @@ Or on the command line: `embstore cluster start|status|grow|drain|stop`.
     growing       grow, drain
     changing      the coordinator's part of growing and draining
 
-**Recovery.** A shard's actor restarts a server that ends by itself. Ray restarts an actor that
-ends; the actor's server has ended with it. The coordinator is an actor like any other, and reads
-its file again. Addresses are in the map, and do not change. Acknowledged writes are in the shards'
-command logs, or, with a weaker durability, in a checkpoint of the cluster. A shard that lost
-commands which the other shards have would be a store of an earlier time, so the other shards go
-back, too.
+**Recovery.** A shard's actor restarts its server if the server ends by itself. If an actor ends,
+its server ends with it, and Ray restarts the actor. The coordinator is an actor, too; when it is
+restarted, it reads its file again. Addresses are in the map, and do not change. Acknowledged writes
+are in the shards' command logs, or, with a weaker durability, in a checkpoint of the cluster. If
+one shard has lost commands that the other shards have, its rows are older than theirs, so the other
+shards go back, too.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
 """A cluster that grows or shrinks: the work of the coordinator, in a separate thread.
 
-The coordinator still answers calls during that work, because shards that are started ask it for the
-plan. The map is recorded in the coordinator's file, so after any crash the cluster follows that
-file. A restarted coordinator sends its map to all shards, after which they accept writes
-(`embstore_client.moving.resolve`). It does not resume the interrupted change itself: the caller
-requests the change again, and rows are copied anew.
+The coordinator still answers calls during that work, because new shards ask it for the plan. The
+map is recorded in the coordinator's file, so after any crash the cluster follows that file. A
+restarted coordinator sends its map to all shards, which then accept writes
+(`embstore_client.moving.resolve`). The coordinator does not resume the interrupted change itself:
+the caller requests the change again, and rows are copied anew.
 """
 
 import logging
@@ -26,9 +26,11 @@ from embstore_client.shards.router import Router
 _LOG = logging.getLogger(__name__)
 BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
-"""The label of the checkpoint made after partitions have moved; earlier labels are void."""
+"""The label of the checkpoint that is made after partitions have moved; earlier labels become
+void."""
 _TRIES, _PAUSE_S = 120, 1.0
-"""Number of tries and pause between them to reach all shards, which may still be starting."""
+"""The number of tries to reach all shards, and the pause between tries; shards may still be
+starting."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Progress:
     """The progress of a change."""
 
     what: str = ""
-    """The change in progress, for messages. "": there is none."""
+    """The change in progress, as text for messages. "": no change is in progress."""
     rows: int = 0
     """Number of rows copied so far."""
     error: str = ""
-    """Why the last change has failed. "": it succeeded, or there was none."""
+    """The reason why the last change failed. "": it succeeded, or there was no change."""
 
 
 class Change:
@@ -69,8 +71,8 @@ class Change:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, count: int, joining: ShardMap | None, connecting: dict[str, Any]) -> None:
-        """Begin a change to `count` shards. If `joining` is a map, its additional shards join
-        first."""
+        """Begin a change to `count` shards. If `joining` is a map, the additional shards in that
+        map join first."""
         self._start(lambda: self._change(count, joining, connecting), connecting)
 
     def resolve(self, connecting: dict[str, Any]) -> None:
@@ -137,13 +139,13 @@ class Change:
                 moving.switch(shards, left, self._record, by=BY)
 
     def _keep(self, shard_map: ShardMap, connecting: dict[str, Any]) -> None:
-        """Make a checkpoint on every shard, at one barrier."""
+        """Make a checkpoint on every shard, all at one barrier."""
         self._report("a checkpoint is kept", self.progress.rows)
         label, metadata = LABEL.format(shard_map.version), {"map_version": shard_map.version}
         with (
             _connected(shard_map, connecting) as shards,
             closing(Router(shards, shard_map)) as router,
-            suppress(CheckpointExistsError),  # it was made before the coordinator was restarted
+            suppress(CheckpointExistsError),  # made before the coordinator's restart
         ):
             router.execute(c.Checkpoint(label, metadata))
 

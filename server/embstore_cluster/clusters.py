@@ -30,14 +30,16 @@ from embstore_cluster.shard import Shard
 NAME = "embstore"
 CACHE_BYTES = 1 << 30
 READY_TIMEOUT_S = 600.0
-"""Long, because a shard may have to execute commands again, and to compile kernels."""
+"""The timeout for shards to become ready. It is long, because a shard may have to execute commands
+again, and to compile kernels."""
 STOP_TIMEOUT_S = 120.0
 _STATES_TIMEOUT_S = 20.0
-"""Time for the actors of all shards together to answer. The actor of a lost node does not
+"""Seconds that the actors of all shards together have to answer. The actor of a lost node does not
 answer."""
 _CALL_TIMEOUT_S = 60.0
 _CONCURRENCY = 8
-"""Number of concurrent calls of a shard's actor: some of them wait."""
+"""The number of concurrent calls to a shard's actor; several are needed, because some calls
+wait."""
 
 
 LASTING: dict[str, Any] = {
@@ -61,7 +63,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The address to connect to: the first shard's. The address of any other shard works
+        """The address for clients: that of the first shard. The address of any other shard works
         too."""
         return self.shard_map.shards[0]
 
@@ -84,22 +86,22 @@ def start(
 
     Parameters
     ----------
-    shards : number of shards. None: the number of the cluster in `data`
-    data : directory of the coordinator's file and of the shards, each on the node of its shard
-    name : name of the cluster's actors; clusters on one Ray have different names
+    shards : number of shards. None: as many as the cluster in `data` has
+    data : directory of the coordinator's file and, on each node, of the node's shards
+    name : name of the cluster's actors; clusters on the same Ray need different names
     cache_bytes : bytes of the cache of each shard
     num_cpus, num_gpus : processors and GPUs that Ray reserves for each shard
-    durability : durability of every shard. With less than "commands", the cluster goes back to its
-        last checkpoint if a shard dies and has lost commands (`rollback`)
+    durability : durability of every shard. If it is weaker than "commands", a shard that dies may
+        lose commands, and the cluster then goes back to its last checkpoint (`rollback`)
     flags : further flags of `embstore serve`, for every shard
     address : address of Ray. None: the address of the job, of RAY_ADDRESS or of this machine's Ray;
-        if there is none, a Ray is started
+        if there is no Ray, one is started
 
     Raises
     ------
-    InvalidArgumentError : a cluster of that name runs; the cluster in `data` has other shards; or
-        `data` contains files that belong to no cluster.
-    CapacityError : Ray has no room.
+    InvalidArgumentError : a cluster of that name runs; the cluster in `data` has another number of
+        shards; or `data` contains files that belong to no cluster.
+    CapacityError : Ray has too few resources for the shards.
     StoreClosedError : a shard did not become ready. The message contains its error; no actor is
         left.
     """
@@ -147,7 +149,7 @@ def _finished(coordinator: Any, path: Path, timeout_s: float) -> Cluster:
 
 
 def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
-    """Return the number of shards for a start, of a new cluster or of an existing one."""
+    """Return the number of shards for a start of a new or an existing cluster."""
     count = shards if shards is not None else len(known.shards) if known else 0
     if count < 1:
         raise InvalidArgumentError(
@@ -161,13 +163,14 @@ def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
 
 
 def _restored_map(path: Path) -> ShardMap | None:
-    """Return the map of shards that exist without a coordinator, as after restoring a backup."""
+    """Return the map of shards that exist without a coordinator's file, as after the restore of a
+    backup."""
     place = read(Files(path / "shard-0"))
     return None if place is None else place.shard_map
 
 
 def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap | None) -> Plan:
-    """Return the plan of a cluster at new addresses, with existing shards or with new ones."""
+    """Return the plan of a cluster at new addresses, with existing or new shards."""
     nodes = nodes_for(count, resources)
     listens, admins = addresses(nodes)
     if known is None:
@@ -178,7 +181,7 @@ def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap
 
 
 def _begin(plan: Plan, path: Path, timeout_s: float) -> None:
-    """Start all actors of a plan. After an error no actor is left."""
+    """Start all actors of a plan. If an error is raised, no actor is left."""
     try:
         here = at_node(ray.util.get_node_ip_address())
         coordinator = (
@@ -273,7 +276,7 @@ def status(
 
 
 def _states(plan: Plan) -> list[dict[str, Any]]:
-    """Return the state that each shard's actor reports; all actors are asked concurrently."""
+    """Return the states that the shards' actors report; all actors are asked concurrently."""
     actors = [_actor(plan.actor(shard)) for shard in range(len(plan.nodes))]
     calls = [None if actor is None else actor.state.remote() for actor in actors]
     asked = [call for call in calls if call is not None]
@@ -302,13 +305,13 @@ def stop(
     address: str | None = None,
     timeout_s: float = STOP_TIMEOUT_S,
 ) -> None:
-    """Stop a cluster: every shard commits and ends. Its directories stay, for the next `start`. A
-    Ray that `start` has started is ended, too.
+    """Stop a cluster: every shard commits and ends. The cluster's directories stay, for the next
+    `start`. If `start` has started Ray, Ray is ended, too.
 
     Raises
     ------
-    StoreClosedError : no cluster of that name runs; or a shard did not end properly. In that case
-        the other shards have ended, and the shard's commands are in its log.
+    StoreClosedError : no cluster of that name runs; or a shard did not end properly. In the latter
+        case the other shards have ended, and the commands of this shard are in its log.
     """
     path = Path(data).absolute()
     plan, coordinator = running(path, name, address)
@@ -320,7 +323,7 @@ def stop(
 
 
 def _end(plan: Plan, timeout_s: float) -> list[str]:
-    """End the actors, shards first; return descriptions of problems."""
+    """End all actors, those of shards first; return descriptions of problems."""
     problems = ended(plan, range(len(plan.nodes)), timeout_s)
     coordinator = _actor(plan.coordinator)
     if coordinator is not None:

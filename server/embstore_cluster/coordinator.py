@@ -1,15 +1,16 @@
 """The coordinator: an actor that owns a cluster's plan, and keeps it in a file.
 
-The file `coordinator.json` is replaced as a whole, and is on disk before any caller gets its new
-content. So a coordinator that is killed at any moment restarts with the same plan. Shards ask it
-for the plan each time they start a server, and report lost commands to it (`rollback`). Training
-continues while the coordinator is away.
+The file `coordinator.json` is replaced as a whole, and its new content is on disk before any caller
+gets it. So a coordinator that is killed at any moment restarts with the same plan. Shards ask the
+coordinator for the plan each time they start a server, and report lost commands to it (`rollback`).
+Training continues while the coordinator is away.
 
-It also makes shards join and leave (`changing`), and records the map of each such change. Shards
-that are about to join are in a separate plan, `joining`, until they have joined.
+The coordinator also makes shards join and leave (`changing`), and records the map of each such
+change. Shards that are about to join are in a separate plan, `joining`, until they have joined.
 
-Ray executes one call after the other. Ray may repeat a call if the actor died during it. A repeated
-call has the same effect as one call, except that the count of starts may be one too large.
+Ray executes the coordinator's calls one after the other. Ray may repeat a call if the actor died
+during the call. A repeated call has the same effect as one call, except that the count of starts
+may be one too large.
 """
 
 import json
@@ -31,7 +32,7 @@ PATH = "coordinator.json"
 _OWN = re.compile(
     r"(coordinator\.json|ray\.(json|token|log)|shard-[0-9]+(\.(map|back)\.json)?)(\.new)?"
 )
-"""Pattern for the names of files and directories that belong to a cluster."""
+"""The pattern of the names of files and directories that belong to a cluster."""
 _SHOWN = 3
 
 
@@ -82,8 +83,8 @@ class Coordinator:
     """Owns the plan of a cluster."""
 
     def __init__(self, plan: Plan) -> None:
-        """Begin with `plan`, unless the file has a newer state of the same start: Ray passes the
-        same arguments each time it restarts this actor."""
+        """Begin with `plan`, unless the file contains a newer state of the same start. Ray passes
+        the same arguments each time it restarts this actor."""
         Path(plan.data).mkdir(parents=True, exist_ok=True)
         self._files = Files(plan.data)
         found = _read(self._files)
@@ -116,12 +117,13 @@ class Coordinator:
         return self._kept.plan
 
     def starts(self) -> list[int]:
-        """Return how often each shard's server was started since the start of the cluster."""
+        """Return the number of times that each shard's server was started since the start of the
+        cluster."""
         return self._kept.starts
 
     def starting(self, shard: int) -> Plan:
-        """Record that a shard starts a server, and return its plan; a shard that is about to join
-        gets the plan that contains it."""
+        """Record that a shard starts a server, and return the plan; a shard that is about to join
+        gets the plan that includes this shard."""
         with self._writing:
             self._kept.starts += [0] * (shard + 1 - len(self._kept.starts))
             self._kept.starts[shard] += 1
@@ -131,14 +133,14 @@ class Coordinator:
             return self._kept.plan
 
     def lost(self, number: int) -> None:
-        """Make the cluster go back, because a shard has lost commands since the cluster went back
+        """Make the cluster go back, because a shard has lost commands after the cluster went back
         for the `number`th time. Return when no earlier server runs any more.
 
         Raises
         ------
         CheckpointNotFoundError : there is no checkpoint that all shards have.
         """
-        import ray  # here, because other methods do not need it
+        import ray  # imported here, as other methods do not need it
 
         plan = self._kept.plan
         actors = {
@@ -156,8 +158,8 @@ class Coordinator:
     # Growing and shrinking
 
     def joining(self, plan: Plan | None) -> Plan | None:
-        """Record the plan with shards that are about to join, unless one is recorded already.
-        Return the recorded plan."""
+        """Record the plan that includes shards that are about to join, unless such a plan is
+        recorded already. Return the recorded plan."""
         with self._writing:
             if self._kept.joining is None and plan is not None:
                 self._kept.joining = plan
@@ -165,7 +167,7 @@ class Coordinator:
             return self._kept.joining
 
     def change(self, count: int, connecting: dict[str, Any]) -> None:
-        """Begin a change to `count` shards. Additional shards have been started before.
+        """Begin a change to `count` shards. Additional shards must have been started before.
 
         Raises
         ------

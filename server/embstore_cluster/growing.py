@@ -1,8 +1,8 @@
 """Grows or shrinks a cluster while clients read and write.
 
 New shards are started first, each on an empty directory. Then the coordinator makes them join, and
-partitions move (`changing`). Shards that leave have no partitions any more; their servers are ended
-last. The shards that join and leave are always those with the highest numbers.
+partitions move (`changing`). Shards that leave give away all their partitions first; their servers
+are ended last. The shards that join or leave are always those with the highest numbers.
 """
 
 import os
@@ -41,14 +41,15 @@ def grow(
     ----------
     shards : number of shards that the cluster will have
     timeout_s : timeout for new shards to become ready; moving partitions has no timeout
-    report : called with the progress about every half second
+    report : function that is called with the progress about every half second
     connecting : arguments of `embstore.connect`, for the coordinator
 
     Raises
     ------
-    InvalidArgumentError : the cluster has more shards; or a change is in progress.
+    InvalidArgumentError : the cluster already has more shards; or a change is in progress.
     StoreClosedError : no cluster of that name runs; or a new shard did not become ready.
-    EmbstoreError : partitions were not moved, for the given reason; the call may be repeated.
+    EmbstoreError : partitions were not moved, for the reason in the message; the call can be
+        repeated.
     """
     plan, coordinator = clusters.running(Path(data).absolute(), name, address)
     _check_logged(plan)
@@ -74,8 +75,8 @@ def drain(
     report: Callable[[Progress], Any] = lambda progress: None,
     **connecting: Any,
 ) -> Cluster:
-    """Remove shards: the last ones give their partitions to the other shards, and end. Their
-    directories stay, but contain no rows of the cluster any more.
+    """Remove shards: the last shards give their partitions to the other shards, and end. The
+    directories of the removed shards stay, but contain no rows of the cluster any more.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def drain(
 
 
 def _check_logged(plan: Plan) -> None:
-    """Refuse to move rows if one shard might lose them while the others do not."""
+    """Refuse to move rows if one shard might lose commands that the other shards keep."""
     if plan.durability != "commands":
         raise InvalidArgumentError(
             f"cluster {plan.name!r} has durability {plan.durability!r}: partitions can only be "
@@ -104,7 +105,8 @@ def _check_logged(plan: Plan) -> None:
 
 
 def _joining(plan: Plan, shards: int, coordinator: Any) -> Plan:
-    """Return the plan with the shards that are about to join: one recorded before, or a new one."""
+    """Return the plan that includes the shards that are about to join: a recorded plan, or a new
+    one."""
     more = shards - len(plan.shard_map.shards)
     nodes = nodes_for(more, plan.resources)
     listens, admins = addresses(nodes)

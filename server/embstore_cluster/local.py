@@ -1,11 +1,12 @@
 """Ray for a cluster: a running Ray, or one that is started on this machine.
 
-If the caller is in a Ray job, or RAY_ADDRESS or this machine has a Ray, that Ray is used. Otherwise
-one is started (`ray start`). It keeps running when the command ends, and is ended by `stop`.
+The Ray of the caller's job is used, or the Ray at RAY_ADDRESS, or the Ray that runs on this
+machine. If there is none, Ray is started (`ray start`). It keeps running when the command ends;
+`stop` ends it.
 
-Ray listens on all interfaces, and every client can run programs; Ray 2.60 has no setting for
-loopback alone. So a Ray that is started here accepts calls only with a token, which it reads from a
-file that only its user can read. The shards' own ports are on loopback.
+Ray listens on all interfaces, and every client can run programs; Ray 2.60 has no setting to listen
+on loopback only. So a Ray that this module starts accepts calls only with a token, which it reads
+from a file that only its user can read. The shards' own ports are on loopback.
 """
 
 import json
@@ -31,40 +32,42 @@ from embstore_cluster.plan import NAMESPACE
 
 _FILE, _TOKEN, _LOG, _FOLDER = "ray.json", "ray.token", "ray.log", "embstore-ray-"
 _OBJECTS_BYTES = 100_000_000
-"""Bytes of Ray's object store, which is not used: about the smallest possible size."""
+"""The size of Ray's object store in bytes. The object store is not used, so this is about the
+smallest possible size."""
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 90.0
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.2
 _GATE = 'read -r _ && exec "$@" </dev/null'
 """A shell command that waits for a line of input, and then becomes the given command. If its parent
-ends before that, it ends too."""
+ends before the line arrives, the shell ends too."""
 
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A Ray that was started here."""
+    """A Ray that this module has started."""
 
     pid: int
-    """Process id of `ray start`; Ray ends with that process."""
+    """The process id of `ray start`; Ray ends with that process."""
     began: int
-    """Start time of that process, in system ticks: another process may get its id later."""
+    """The start time of that process, in system ticks; it is needed because another process may get
+    the same id later."""
     address: str
     folder: str
     """The directory of Ray's sockets, whose paths have to be short, and of its logs."""
 
 
 def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
-    """Connect to Ray; return whether it was started by this module.
+    """Connect to Ray; return whether this module has started that Ray.
 
     Parameters
     ----------
-    address : address of the Ray to use. None: a running one
-    cpus : number of CPUs of the Ray to start if none is running. None: start none
+    address : address of the Ray to use. None: a running Ray
+    cpus : number of CPUs of the Ray that is started if none is running. None: do not start Ray
 
     Raises
     ------
-    StoreClosedError : no Ray is running, and none is to be started, or it did not start.
+    StoreClosedError : no Ray is running, and it must not be started or did not start.
     """
     found = _own(data)
     if ray.is_initialized():
@@ -90,7 +93,7 @@ def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
 
 
 def end(data: Path) -> None:
-    """End the Ray that was started here, if there is one."""
+    """End the Ray that this module has started, if there is one."""
     found = _own(data)
     if found is None:
         return
@@ -111,7 +114,7 @@ def end(data: Path) -> None:
 def _connect(address: str, token_of: Path | None) -> None:
     if token_of is not None:
         os.environ |= _environment(token_of)
-        Config.initialize("")  # because Ray has read the environment when it was imported
+        Config.initialize("")  # Ray has read the environment when it was imported
         AuthenticationTokenLoader.instance().reset_cache()
     ray.init(
         address=address,
@@ -124,7 +127,7 @@ def _connect(address: str, token_of: Path | None) -> None:
 def _of_machine() -> str | None:
     """Return the address of the Ray that was started last on this machine, if it listens.
 
-    `ray.init("auto")` could find it too, but takes long to detect that no Ray listens.
+    `ray.init("auto")` could find this Ray too, but takes long to detect that no Ray listens.
     """
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
     try:
@@ -141,7 +144,7 @@ def _environment(data: Path) -> dict[str, str]:
 
 
 def _own(data: Path) -> LocalRay | None:
-    """Return the running Ray that was started for this directory, or None."""
+    """Return the running Ray that this module has started for this directory, or None."""
     try:
         found = LocalRay(**json.loads((data / _FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -150,7 +153,7 @@ def _own(data: Path) -> LocalRay | None:
 
 
 def _began(pid: int) -> int | None:
-    """Return when a process began, in system ticks. None: it has ended."""
+    """Return the start time of a process, in system ticks. None: the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -200,8 +203,8 @@ def _start(data: Path, cpus: int) -> LocalRay:
 
 
 def _wait_ready(data: Path, found: LocalRay) -> None:
-    """Return when the Ray that was started here accepts calls. Raises StoreClosedError if it has
-    ended, or takes too long."""
+    """Wait until the Ray that this module has started accepts calls. Raises StoreClosedError if Ray
+    has ended, or takes too long."""
     until = monotonic() + _START_TIMEOUT_S
     while "ray.init(" not in (text := _log_of(data)):  # Ray logs this when it is ready
         if _began(found.pid) != found.began or monotonic() > until:

@@ -1,8 +1,8 @@
 """The statistics that shards report: the number of rows of each shard, and its commands per second.
 
-Rates are differences of two readings, so reading them takes `LOOK_S`. **Skew** is the largest value
-of a shard divided by the mean over the shards: 1 if all shards have equal values. A cluster is as
-fast as its busiest shard.
+A rate is the difference of two readings, so measuring it takes `LOOK_S`. **Skew** is the largest
+value of any shard divided by the mean over the shards: 1 if all shards have equal values. A cluster
+is as fast as its busiest shard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ def look(addresses: Mapping[int, str], connecting: Mapping[str, Any]) -> dict[in
     Returns
     -------
     `tables`, `rows_resident`, `bytes` on disk, and `command`, the number of the last command.
-    Measured over one second: `commands_per_s`, and `keys_per_s` of lookups. The values are None for
-    a shard that did not answer; `error` is the reason.
+    Two values are measured over one second: `commands_per_s`, and `keys_per_s` of lookups. The
+    values are None for a shard that did not answer; `error` is the reason.
     """
     with ThreadPoolExecutor(len(addresses) or 1) as threads:
         ask = partial(_asked, connecting=connecting)
@@ -60,8 +60,8 @@ def _keys(stats: dict[str, Any]) -> int:
 
 
 def skew(shards: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return, by statistic, the largest value of a shard divided by the mean. None: a shard did not
-    answer, or all values are zero."""
+    """Return the skew of each statistic, by name. None: a shard did not answer, or all values are
+    zero."""
     found: dict[str, float | None] = {}
     for name in _SKEWED:
         values = [shard[name] for shard in shards]

@@ -1,9 +1,9 @@
 """The nodes of Ray on which the shards of a new cluster run, and their ports.
 
-Nodes and ports are chosen once, and stored in the plan: a shard's rows are on its node's disk, and
-its address is in the map. So a shard is tied to the IP of its node (Ray's resource `node:IP`), and
-waits for the node if it is away. If Ray has only one node, it is this machine, and the shards
-listen on loopback.
+Nodes and ports are chosen once, and stored in the plan, because a shard's rows are on its node's
+disk, and its address is in the map. Therefore a shard is tied to the IP of its node (Ray's resource
+`node:IP`), and waits for the node if that is away. If Ray has only one node, this is the local
+machine, and the shards listen on loopback.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from embstore_cluster.plan import Resources
 
 _WAIT_S = 30.0
 _SHARE = 0.001
-"""A shard's part of the resource `node:IP`; each node has 1 of it."""
+"""The amount of the resource `node:IP` that a shard reserves; each node has 1."""
 
 
 def at_node(ip: str) -> dict[str, float]:
@@ -30,7 +30,7 @@ def nodes_for(shards: int, resources: Resources) -> list[str]:
 
     Raises
     ------
-    CapacityError : Ray has no room for all shards.
+    CapacityError : Ray has too few resources for all shards.
     """
     group = placement_group([resources.bundle()] * shards, strategy="SPREAD")
     try:

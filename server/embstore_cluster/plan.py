@@ -1,4 +1,5 @@
-"""The plan of a cluster, as a value: the map, each shard's node, and its server's arguments."""
+"""The plan of a cluster, as a value: the map, the node of each shard, and the arguments of its
+server."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ class Resources:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     memory_bytes: int = 0
-    """Memory for the cache, if the cache is in host memory."""
+    """Bytes of memory for the cache, if the cache is in host memory."""
 
     def options(self) -> dict[str, Any]:
         """Return the resources as Ray's options of an actor."""
@@ -44,7 +45,8 @@ class RollbackPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """A cluster. The tuples have an entry for each shard, by number."""
+    """The plan of a cluster. Each tuple has an entry per shard, in the order of the shards'
+    numbers."""
 
     name: str
     """The name by which the cluster's actors are found."""
@@ -54,12 +56,12 @@ class Plan:
     admins: tuple[str, ...]
     """The address of each shard's REST server."""
     nodes: tuple[str, ...]
-    """The IP, as Ray reports it, of the node with each shard's directory."""
+    """For each shard, the IP of the node that has the shard's directory, as Ray reports it."""
     resources: Resources = Resources()
     flags: tuple[str, ...] = ()
     """Further flags of `embstore serve`, for every shard."""
     life: str = ""
-    """Id of one start of the cluster; each start has a new one."""
+    """The id of one start of the cluster; each start has a new id."""
     durability: Durability = "commands"
     """Durability of every shard."""
     back: RollbackPoint = RollbackPoint()

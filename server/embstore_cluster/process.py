@@ -1,11 +1,12 @@
 """A server that ends with its parent: `-m embstore_cluster.process PARENT [WORD ...] serve ...`.
 
 A server that outlived its actor would keep the directory and the port that the next server needs.
-So the system kills it (SIGKILL) when the thread that started it ends, for any reason. To a store
-this is a crash, from which its command log recovers. If the parent ended before the system was
-asked to do so, the server detects it by the parent's process id.
+Therefore the system kills the server (SIGKILL) when the thread that started it ends, for any
+reason. For the store this is a crash; its command log contains the commands since the last commit.
+If the parent ends before the server has made this request to the system, the server detects that by
+the parent's process id.
 
-Words before `serve` are for `rollback`, which prepares the directory first.
+The words before `serve` are arguments for `rollback`, which prepares the directory first.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Tie this process to its parent's life, and run a command line of embstore."""
+    """Make this process end with its parent, and run a command line of embstore."""
     parent = int(sys.argv[1])
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:

@@ -1,17 +1,19 @@
-"""Going back: if a shard has lost commands, all shards restore one checkpoint before any serves.
+"""Going back: if a shard has lost commands, all shards restore one checkpoint before any shard
+serves.
 
 With durability "checkpoint" or "interval" a shard that died restarts at its last commit, and the
-other shards are ahead of it. No trainer has ever seen their combined state. So the cluster goes
-back, as a whole, to the last checkpoint that all shards have:
+other shards are ahead of this shard. No trainer has ever seen this combination of states. So the
+whole cluster goes back to the last checkpoint that all shards have:
 
-1. A shard's server checks its directory before it opens it (`prepare`, in the server's process,
-   which has the directory's lock, so that no earlier server can write any more). A catalogue with a
-   tail has lost commands: the process ends with LOST.
+1. A shard's server checks its directory before opening it (`prepare`). It takes the directory's
+   lock, so that no earlier server can write any more. If the catalogue has a tail, commands were
+   lost: the process ends with LOST.
 2. The shard's actor notifies the coordinator, which asks all actors for the checkpoints on their
-   disks, and chooses the newest checkpoint that all shards have. It records this choice in its
-   file, as going back number n, and ends the servers of all other shards. Only then does it answer.
+   disks, and chooses the newest checkpoint that all shards have. The coordinator records the choice
+   in its file as the nth time of going back, and ends the servers of all other shards. Only then
+   does it answer.
 3. Each server, of any shard, that starts afterwards gets n and the label. It restores the label
-   once: a file next to its directory contains the last n that the shard has gone back to.
+   once: a file next to its directory contains the last n that the shard has restored.
 
 **No step is acknowledged in between**: a step needs all shards, and the shard that had lost
 commands serves only when every earlier server has ended. A process that dies meanwhile can resume:
@@ -52,8 +54,8 @@ def words(plan: Plan, shard: int) -> list[str]:
 
 
 def prepare(given: Sequence[str]) -> int:
-    """Bring a shard's directory to the cluster's state before it is served; `given` is from
-    `words`.
+    """Bring a shard's directory to the cluster's state before it is served; `given` contains the
+    arguments from `words`.
 
     Returns
     -------
@@ -83,7 +85,8 @@ def prepare(given: Sequence[str]) -> int:
 
 
 def _kept(directory: Path) -> Catalogue | None:
-    """Return the committed catalogue, when no other server uses the directory. None: it is new."""
+    """Return the committed catalogue, or None if the directory is new. Raises StoreInUseError if
+    another server uses the directory."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return None
@@ -95,16 +98,16 @@ def _kept(directory: Path) -> Catalogue | None:
 
 
 def labels(directory: Path) -> dict[str, str]:
-    """Return the checkpoints on a shard's disk by label, oldest first. The value of a cluster's
-    checkpoint is equal on all shards; the value of a shard's own checkpoint differs from all
-    others. A server may have the directory open."""
+    """Return the checkpoints on a shard's disk by label, oldest first. The value of a checkpoint of
+    the cluster is equal on all shards; the value of a checkpoint that only one shard has made
+    differs from all other values. A server can have the directory open."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return {}
     kept, place = catalogues.decode(files.read_all(catalogues.PATH)).checkpoints, shards.read(files)
     found = {}
     for one in kept:
-        with suppress(CheckpointNotFoundError):  # it has rows of partitions that have moved away
+        with suppress(CheckpointNotFoundError):  # with rows of partitions that moved away
             if place is not None:
                 place.check_label(one.label, one.state.commit)
             found[one.label] = identity_of(one.described()) or directory.name
@@ -112,7 +115,7 @@ def labels(directory: Path) -> dict[str, str]:
 
 
 def newest(of_shards: Sequence[Mapping[str, str]]) -> str:
-    """Return the newest label that all shards have from one barrier.
+    """Return the newest label whose checkpoints on all shards were made at one barrier.
 
     Raises
     ------

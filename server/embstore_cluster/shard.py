@@ -1,16 +1,16 @@
 """The actor of a shard: it keeps the shard's server running in a separate process.
 
-A server needs a whole process: its main thread has the event loop and the signals, its engine
-thread must not share the interpreter with threads of Ray's worker, and umask, allocator arenas and
-thread switching are settings of a process. So a shard is an unchanged `embstore serve`, as a child
-process that ends with the actor (process.py).
+A server needs a process of its own: its main thread runs the event loop and handles signals, its
+engine thread must not share the interpreter with threads of Ray's worker, and umask, allocator
+arenas and thread switching are settings of the process. So a shard is an unchanged `embstore
+serve`, as a child process that ends with the actor (process.py).
 
-A server that ends by itself is restarted by this actor. If it had been ready, it is restarted at
-once, which takes only its own start and not also the start of a Ray worker. A server that was not
-ready, as on a directory of another shard, is tried again after a pause that doubles each time;
-during the pause `state` contains the server's last log lines. A server whose device failed ends its
-actor, so that Ray may give the actor another device. A server that has lost commands ends, and
-starts again when the cluster has gone back (`rollback`).
+This actor restarts a server that ends by itself. If the server had been ready, it is restarted at
+once; no Ray worker has to start for this. If it was not ready, for example because the directory
+belongs to another shard, it is restarted after a pause that doubles each time; during the pause
+`state` contains the server's last log lines. If the server's device has failed, the actor ends, so
+that Ray may give it another device. A server that has lost commands ends, and starts again when the
+cluster has gone back (`rollback`).
 """
 
 import json
@@ -46,8 +46,8 @@ class Shard:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._error = ""
         self._process: subprocess.Popen[str] | None = None
-        self._number = 0  # how often the cluster had gone back when the process was started
-        self._least = 0  # the least such number with which a process may be started
+        self._number = 0  # how many times the cluster had gone back when the process was started
+        self._least = 0  # the least such number for a process to be started with
         self._status: int | None = None
         self._thread = Thread(target=self._keep, name="embstore-keep-server", daemon=True)
         self._thread.start()
@@ -55,20 +55,21 @@ class Shard:
     # Status
 
     def state(self) -> dict[str, Any]:
-        """Return whether the server is ready, its process id, and why it is not ready."""
+        """Return whether the server is ready, its process id, and the reason if it is not ready."""
         with self._changed:
             pid = self._process.pid if self._process is not None else None
             return {"ready": self._is_ready, "pid": pid, "error": self._error}
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Return the state when the server is ready, was refused, or the timeout has passed."""
+        """Wait until the server is ready or was refused, or the timeout has passed; return the
+        state."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_ready or self._error, timeout_s)
         return self.state()
 
     def stop(self, timeout_s: float) -> int | None:
-        """End the server by SIGTERM, and return its exit status; 0: everything is committed. None:
-        no server was running. The server is not started again."""
+        """End the server by SIGTERM, and return its exit status. 0: everything is committed. None:
+        no server was running. The actor does not start the server again."""
         with self._changed:
             self._is_stopping = True
             if self._process is not None:
@@ -84,7 +85,7 @@ class Shard:
         return rollback.labels(Path(directory))
 
     def begin_again(self, number: int) -> None:
-        """End a server that was started before the cluster went back for the `number`th time.
+        """End the server if it was started before the cluster went back for the `number`th time.
         Return when no such server runs any more."""
         with self._changed:
             self._least = max(self._least, number)
@@ -92,14 +93,15 @@ class Shard:
                 self._process.kill()
             self._changed.wait_for(lambda: self._process is None or self._number >= number)
 
-    # The server, in a separate thread: the system ends a child with the thread that started it.
+    # The server runs in a separate thread, because the system ends a child with the thread that
+    # started it.
 
     def _keep(self) -> None:
         pause_s = _PAUSE_FIRST_S
         while not self._is_stopping:
             try:
                 was_ready = self._serve(self._plan())
-            except Exception as exc:  # shown by `state`, and tried again
+            except Exception as exc:  # `state` shows the error, and the start is tried again
                 was_ready, self._error = False, f"{type(exc).__name__}: {exc}"
             with self._changed:
                 self._changed.notify_all()
@@ -153,8 +155,8 @@ class Shard:
         return was_ready
 
     def _read(self, process: "subprocess.Popen[str]") -> bool:
-        """Copy the server's log to the actor's until it ends; return whether the server was
-        ready."""
+        """Copy the server's log to the log of the actor until the server ends; return whether the
+        server was ready."""
         assert process.stderr is not None
         was_ready = False
         with process.stderr:

@@ -1,10 +1,10 @@
-"""Tables as files of other programs: written by `export_table`, read by `import_table`.
+"""Tables as files for other programs: `export_table` writes them, `import_table` reads them.
 
     exporting     a scan of a table to a file
     importing     a file's rows into a table
     formats       the format of a name, its reader and its writer
     file_origin   a file's description of the table from which it was made
-    base          the table state that a file of changes requires
+    base          the state that a table must have so that a file of changes fits
     places        paths and URLs; a file gets its name when it is complete
     packed        compressed files
     batching      the number of rows per batch
@@ -13,9 +13,9 @@
     tensors, column_reader    rows from named tensors, and from named columns
     safetensors_file, parquet_file, npy_file, text_file, torch_file    the formats
 
-Exports and imports work batch by batch, so a batch bounds the memory they use, for tables of any
-size. They work over any store, embedded or on a server. The libraries of a format are imported when
-a file of that format is opened (extra `data`; PyTorch for its own checkpoints).
+Exports and imports work batch by batch, so their memory is bounded by the size of a batch, for
+tables of any size. They work with any store, embedded or on a server. The libraries of a format are
+imported when a file of that format is opened (extra `data`; PyTorch for its own checkpoints).
 
 | format | rows | state | description of the table |
 | --- | --- | --- | --- |

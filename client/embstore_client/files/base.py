@@ -1,9 +1,9 @@
-"""The table state that a file of changes (`export_table` with `since`) requires.
+"""The state that a table must have so that a file of changes (`export_table` with `since`) fits.
 
-Such a file lacks the rows that were not written since the checkpoint. So it records the table's
-number of rows at the checkpoint. It also has hashes of the weights of some unchanged rows, sampled
-from the whole table. If a table has fewer rows, or other rows at these keys, the file does not
-continue it.
+A file of changes lacks the rows that were not written since the checkpoint. Therefore it records
+the number of rows that the table had at the checkpoint. It also contains hashes of the weights of
+some unchanged rows, sampled from the whole table. If a table has fewer rows, or other rows at the
+sampled keys, the file does not fit the table.
 """
 
 from collections.abc import Set
@@ -23,8 +23,8 @@ _SAMPLES = 64
 
 
 def sample(base: Scan, changes: Scan, deleted: Keys) -> dict[str, str]:
-    """Return hashes of some rows of the scan `base`, by key. Rows that are in the scan of later
-    changes, or that were deleted, are left out."""
+    """Return hashes of some rows of the scan `base`, by key. Rows in the scan of later changes, and
+    deleted rows, are left out."""
     found, gone = {}, set(deleted.tolist())
     end = base.rows if base.config.is_sparse else base.config.rows
     for low in np.linspace(0, end, _SAMPLES, endpoint=False, dtype=np.int64):
@@ -36,8 +36,8 @@ def sample(base: Scan, changes: Scan, deleted: Keys) -> dict[str, str]:
 
 
 def _written(changes: Scan, keys: Set[int]) -> set[int]:
-    """Return the given keys that have rows in a scan. Sparse keys have no order, so all are
-    read."""
+    """Return those of the given keys that have rows in a scan. As sparse keys have no order, all
+    keys of the scan are read."""
     if not changes.config.is_sparse:
         return {key for key in keys if key in changes.page(key, 1)[0]}
     found, low, rows = set[int](), 0, max(BATCH_BYTES // (VALUE_BYTES * changes.config.dim), 1)
@@ -48,12 +48,12 @@ def _written(changes: Scan, keys: Set[int]) -> set[int]:
 
 
 def check_base(table: Table, about: FileOrigin) -> None:
-    """Raise InvalidArgumentError if a file of changes does not continue this table."""
+    """Raise InvalidArgumentError if a file of changes does not fit this table."""
     with table.scan() as scan:
         written = scan.rows
     keys = list(map(int, about.since_sample))
     rows = table.lookup(keys, admit=False)
-    least = about.since_rows - len(about.deleted_keys)  # an interrupted import may be repeated
+    least = about.since_rows - len(about.deleted_keys)  # an interrupted import can be repeated
     if written < least or list(map(_hash, rows)) != [*about.since_sample.values()]:
         raise InvalidArgumentError(
             f"the file has only the rows written since checkpoint {about.since!r}: expected table "

@@ -5,7 +5,8 @@ from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 
 BATCH_BYTES = 16 << 20
-"""Bytes of a batch of rows: large enough that the fixed cost of a call is small in comparison."""
+"""The bytes of a batch of rows. It is so large that the fixed cost of a call is small in
+comparison."""
 
 
 def rows_of_batch(config: TableConfig, given: int | None, *, with_state: bool) -> int:

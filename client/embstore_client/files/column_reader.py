@@ -1,8 +1,9 @@
 """Rows from named columns, as in Parquet and text.
 
-One column contains the keys: the named column, or `key`, or `id`. The rows are lists in one column:
-the named column, or `weights`, or the only column of lists. Otherwise each other column of floats
-(in text, each other column) contains one element of every row, in the order of the file.
+One column contains the keys: the named column, or `key`, or `id`. If one column contains the rows
+as lists, it is the named column, or `weights`, or the only column of lists. Otherwise each
+remaining column of floats (in text, each remaining column) contains one element of every row, in
+the order of the file.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ class ColumnReader:
     def __init__(
         self, columns: Columns, names: list[str], key: str | None, hashed: Hashing | None
     ) -> None:
-        """Read the rows in the columns `names`. With `key` None, rows are numbered."""
+        """Read the rows in the columns `names`. If `key` is None, rows are numbered."""
         metadata, own = columns.schema.metadata or {}, METADATA.encode()
         self.about = FileOrigin.from_json(metadata[own]) if own in metadata else None
         self._columns, self._names, self._key, self._hashed = columns, names, key, hashed
@@ -76,7 +77,8 @@ class ColumnReader:
             yield keys, weights, state
 
     def _refuse_beyond(self, text: Any, weights: Rows, low: int) -> None:
-        """Refuse a number that is finite in text, but infinite in float32. `low`: the first row."""
+        """Refuse a number that is finite in text, but infinite in float32. `low` is the number of
+        the first row."""
         for row, element in np.argwhere(np.isinf(weights)).tolist():
             name = self._names[element]
             written = text.column(name)[row].as_py()
@@ -95,11 +97,12 @@ class ColumnReader:
         return keys_of(_array(found), f"column {name!r}", are_sparse=self.are_sparse)
 
     def close(self) -> None:
-        """Do nothing: each pass over the columns opens and closes the file."""
+        """Do nothing, because each pass over the columns opens and closes the file."""
 
 
 def key_column(columns: Columns, key: str | None, hashed: Hashing | None) -> str:
-    """Return the name of the column that contains the keys. Raises InvalidArgumentError."""
+    """Return the name of the column that contains the keys. Raises InvalidArgumentError if the
+    column is missing."""
     wanted = _KEYS if key is None else (key,)
     for name in wanted:
         if name in columns.schema.names:
@@ -112,7 +115,8 @@ def key_column(columns: Columns, key: str | None, hashed: Hashing | None) -> str
 
 
 def row_columns(columns: Columns, tensor: str | None, key: str) -> list[str]:
-    """Return the names of the columns that contain the rows. Raises InvalidArgumentError."""
+    """Return the names of the columns that contain the rows. Raises InvalidArgumentError if they
+    cannot be found."""
     kinds = {field.name: field.type for field in columns.schema if field.name != key}
     if tensor is not None and tensor not in kinds:
         raise InvalidArgumentError(f"expected a column {tensor!r} of rows, {_found(columns)}")

@@ -1,4 +1,4 @@
-"""Files of named columns: Parquet, and text with a header. pyarrow reads both.
+"""Files of named columns: Parquet, and text with a header. pyarrow reads both formats.
 
 A file is read batch by batch, once per pass. `embstore_client.files.values` converts the columns to
 ids and rows.
@@ -19,24 +19,25 @@ from embstore_client.files.packed import Unpacked
 from embstore_client.files.values import no_keys
 
 _BLOCK_BYTES = 1 << 20
-"""Bytes of text per batch, unless they contain more rows than were asked for."""
+"""Bytes of text per batch; fewer if they would contain more rows than requested."""
 _SHOWN = 40
-"""Most characters of an invalid integer that its error message shows."""
+"""The number of characters of an invalid integer that an error message shows at most."""
 
 Batch = tuple[Any, int]
-"""An Arrow RecordBatch, and roughly the number of bytes of the file that it was read from."""
+"""An Arrow RecordBatch, and roughly the number of bytes in the file from which it was read."""
 
 
 class Columns(Protocol):
-    """A file of named columns. It raises errors of pyarrow, OSError, or EmbstoreError."""
+    """A file of named columns. Its methods raise errors of pyarrow, OSError, or EmbstoreError."""
 
     schema: Any
     """The Arrow schema."""
     is_text: bool
-    """Whether the file is text: all columns are strings, but are read as any requested type."""
+    """Whether the file is text: then all columns are strings, but can be read as any requested
+    type."""
 
     def count_rows(self) -> int:
-        """Return the number of rows. A text file is read as a whole for that."""
+        """Return the number of rows. This reads a text file as a whole."""
 
     def line_of(self, row: int) -> int | None:
         """Return the line of text, counted from 1, that contains a row. None: the file is no
@@ -51,8 +52,8 @@ class Columns(Protocol):
     def integers(self, batch: Any, name: str, first_row: int, *, are_sparse: bool = False) -> Any:
         """Return a column of integers of a batch whose first row is row `first_row` of the file.
 
-        `are_sparse`: accept unsigned 64-bit integers too; from text they become the int64 of the
-        same bits. Raises InvalidArgumentError, with the line, if a text is no such integer.
+        `are_sparse`: also accept unsigned 64-bit integers; in text, they become int64 with the same
+        bits. Raises InvalidArgumentError, with the line, if a text is no accepted integer.
         """
 
 
@@ -116,12 +117,12 @@ class TextColumns:
         self.schema = pa.schema([(name, pa.string()) for name in names])
 
     def count_rows(self) -> int:
-        """Return the number of rows. The whole file is read for that."""
+        """Return the number of rows. This reads the whole file."""
         first = self.schema.names[:1]
         return sum(batch.num_rows for batch, _ in self.batches(first, _BLOCK_BYTES))
 
     def line_of(self, row: int) -> int:
-        """Return the line that contains a row. All lines before it are read for that."""
+        """Return the line that contains a row. This reads all lines before it."""
         named, skipped = not self._reading.autogenerate_column_names, self._reading.skip_rows
         with Unpacked(self._path) as file:
             numbered = islice(enumerate(file.bytes, 1), skipped, None)

@@ -1,8 +1,8 @@
 """Integers in text: ASCII digits, with a minus before them and blanks around them.
 
-Other readers of numbers accept more, and differ: pyarrow reads 0x10 as 16, Python accepts 1_000 and
-the digits of all scripts. With another reader a file would have other keys, so these forms are
-refused.
+Other readers of numbers accept more forms, and differ: pyarrow reads 0x10 as 16; Python accepts
+1_000 and the digits of all scripts. With such forms the keys of a file would depend on the reader,
+so these forms are refused.
 """
 
 import re
@@ -15,7 +15,7 @@ from pyarrow import compute
 _BLANKS = " \t"
 _DECIMAL = "-?[0-9]+"
 _DIGITS_MAX = 20
-"""Most digits of a 64-bit integer, without leading zeros."""
+"""The largest number of digits of a 64-bit integer, without leading zeros."""
 
 
 class NotDecimalError(ValueError):
@@ -32,11 +32,11 @@ def decimals(column: Any, *, are_sparse: bool) -> Any:
 
     Parameters
     ----------
-    are_sparse : accept unsigned 64-bit integers too, as the int64 of the same bits
+    are_sparse : also accept unsigned 64-bit integers, as int64 with the same bits
 
     Raises
     ------
-    NotDecimalError : a text is no such integer; the error names the first one.
+    NotDecimalError : a text is no accepted integer; the error contains the first such text.
     """
     text = column
     if not _are_all(compute.ascii_is_decimal(text)):
@@ -68,5 +68,5 @@ def _is_within(text: str, high: int) -> bool:
 
 
 def _are_all(found: Any) -> bool:
-    """Return whether no value is false; missing values are ignored."""
+    """Return whether all values are true; missing values are ignored."""
     return compute.all(found).as_py() is not False

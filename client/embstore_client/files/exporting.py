@@ -1,4 +1,4 @@
-"""Writes a table's rows to a file, all as of one command."""
+"""Writes a table's rows to a file, all in the state after one command."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from embstore_client.files.formats import WRITTEN, module_of, understood
 from embstore_client.files.places import writing
 
 Progress = Callable[[int, int], None]
-"""Called with the number of rows done and the total. An error that it raises ends the work."""
+"""A function that is called with the number of rows done and the total. If it raises an error, the
+work ends."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,26 @@ def export_table(
     progress: Progress | None = None,
     timeout_s: float | None = None,
 ) -> Exported:
-    """Write a table's written rows to a file, all as of one command; see `Table.scan`.
+    """Write a table's written rows to a file, all in the state after one command (`Table.scan`).
 
     Parameters
     ----------
     to : a path, or a URL if fsspec is installed, that ends with .safetensors, .parquet or .npy. An
-        existing file is replaced when the new one is complete.
-    label : a kept checkpoint. None: the store commits, and that commit is written
+        existing file is replaced when the new file is complete.
+    label : a kept checkpoint to export. None: the store commits, and that commit is exported
     since : write only rows that were written after this kept checkpoint, and the keys of rows
         deleted after it
-    with_state : write the optimizer's state too; an import with state makes an equal table
-    batch_rows : rows in memory at a time. None: as many rows as fit in 16 MiB
+    with_state : write the optimizer's state too; an import with state makes an identical table
+    batch_rows : the number of rows in memory at a time. None: as many rows as fit in 16 MiB
     progress : called with the number of rows done, and the total
-    timeout_s : timeout of the commit, if one has to be made
+    timeout_s : timeout of the commit, if the store makes one
 
     Raises
     ------
     InvalidArgumentError : the format is not supported; a library is missing; or state or `since` is
         given with .npy.
     CheckpointNotFoundError, TableNotFoundError : see `Table.scan`.
-    StoreInUseError : another export to this place is being written.
+    StoreInUseError : another export writes to this place.
     CapacityError, StorageError : there is no space, or no access. After any error, an existing file
         is unchanged.
     """

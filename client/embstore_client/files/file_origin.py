@@ -64,7 +64,8 @@ class FileOrigin:
 
     @classmethod
     def of(cls, scan: Scan) -> "FileOrigin":
-        """Return the description of a scan's rows, without the rows before `since`."""
+        """Return the description of a scan; the facts about the rows before `since` are added
+        later."""
         return cls(
             *(scan.config, scan.command, scan.t, scan.label),
             *(scan.since, scan.since_command, scan.since_t),

@@ -1,4 +1,4 @@
-"""The formats of files, by the ending of the name; their writers and readers."""
+"""The formats of files, by the ending of the name, with their writers and readers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ Batch = tuple[Keys, Rows, Rows | None]
 
 
 class Writer(Protocol):
-    """A file that is being written, by ascending key."""
+    """A file that is being written, in ascending order of keys."""
 
     def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
         """Write the next rows."""
@@ -49,7 +49,8 @@ class Writer(Protocol):
 
 
 class Reader(Protocol):
-    """A file that is read. Errors of its library are turned into an InvalidArgumentError."""
+    """A file that is read. Errors of the format's library are turned into an
+    InvalidArgumentError."""
 
     about: FileOrigin | None
     """The file's description of its table, or None."""
@@ -80,7 +81,8 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
 def opened(
     path: Path, place: str, tensor: str | None, key: str | None, hashed: Hashing | None = None
 ) -> Iterator[Reader]:
-    """Yield the reader of a file. Errors name it by `place`; `hashed` makes keys from its ids."""
+    """Yield the reader of a file. Errors name the file by `place`; `hashed` makes keys from its
+    ids."""
     with understood(place):
         reader: Reader = module_of(path.name, READ).Reader(path, tensor, key, hashed)
     try:
@@ -105,7 +107,7 @@ def understood(place: str) -> Iterator[None]:
         ) from exc
     except MemoryError:
         raise
-    except Exception as exc:  # each library has its own errors
+    except Exception as exc:  # each library has errors of its own
         raise InvalidArgumentError(f"{place}: expected a whole file of its format: {exc}") from exc
 
 

@@ -1,8 +1,8 @@
 """Reads a file's rows into a table, batch by batch.
 
-Each batch is one command (contract.md, rule 7) that sets rows. So an interrupted import is repeated
-from the beginning; the rows that were set already are set again to the same bits. With state, a
-last command without rows sets t to the file's t.
+Each batch is one command (contract.md, rule 7) that sets rows. An interrupted import can be
+repeated from the beginning: rows that were already set are set again to the same bits. With state,
+a last command without rows sets t to the file's t.
 """
 
 import os
@@ -35,7 +35,7 @@ class Imported:
 
     rows: int
     t: int
-    """The table's t afterwards."""
+    """The table's t after the import."""
     command: int
     """The last command of the import. 0: the file has no rows."""
     deleted: int = 0
@@ -45,7 +45,7 @@ class Imported:
 def about_file(
     place: str | os.PathLike[str], *, tensor: str | None = None, key: str | None = None
 ) -> FileOrigin | None:
-    """Return the description in a file of `export_table`, or None.
+    """Return the description of the table in a file that `export_table` wrote, or None.
 
     `tensor` and `key` are as in `import_table`.
     """
@@ -68,20 +68,20 @@ def import_table(
 ) -> Imported:
     """Set rows of a table to the rows of a file.
 
-    Without state it works as `Table.assign`: optimizer state is reset, and t stays. With state it
-    works as `Table.put_rows`, and t becomes the file's: a new table then has the exported digest.
+    Without state, this works as `Table.assign`: optimizer state is reset, and t stays. With state,
+    as `Table.put_rows`, and t becomes that of the file: a new table then has the exported digest.
 
     Parameters
     ----------
     source : a path, or a URL if fsspec is installed: .safetensors, .parquet, .npy, .npz; text with
         a header (.csv, .tsv), or in GloVe's format (.txt, .vec), also compressed (.gz, .zst, .bz2,
         .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt) if PyTorch is installed
-    tensor : name of the tensor or column that contains the rows; needed if there are several
+    tensor : name of the tensor or column that contains the rows; required if several could
     key : name of the tensor or column that contains the keys. None: a tensor `keys`, or a column
         `key` or `id`
-    ids : "hash": the file's keys are ids of any kind, in any order, and their keys are
-        `embstore.hash_ids(ids, feature=table.name, rows=table.rows)`. If several ids share a row,
-        the last one is kept. The words of .txt and .vec are such ids
+    ids : "hash": the file contains ids of any kind in place of keys, in any order, and their keys
+        are `embstore.hash_ids(ids, feature=table.name, rows=table.rows)`. If several ids share a
+        row, the row of the last id is kept. The words of .txt and .vec are such ids
     with_state : set the optimizer's state too
     allow_nan : accept NaNs, which are refused by default
     batch_rows : rows per command. None: as many rows as fit in 16 MiB
@@ -89,11 +89,11 @@ def import_table(
 
     Raises
     ------
-    InvalidArgumentError : the file is incomplete; or its rows do not fit the table: the width or
-        the optimizer differs, keys are beyond the table or do not rise, or a weight is NaN. (Sparse
-        keys may have any order; of repeated keys the last row is kept.) Or the file has only the
-        changes since a checkpoint, and the table differs from that checkpoint. The message contains
-        the number of rows written before, if any.
+    InvalidArgumentError : the file is incomplete; or its rows do not fit the table, because the
+        width or the optimizer differs, keys are beyond the table or not ascending, or a weight is
+        NaN; or the file has only the changes since a checkpoint, and the table differs from that
+        checkpoint. If rows were written before the error, the message contains their number.
+        (Sparse keys can have any order; if a key is repeated, its last row is kept.)
     StorageError : the file cannot be accessed.
     """
     place = os.fspath(source)
@@ -131,7 +131,7 @@ def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
 
 
 def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
-    """Return an error that also contains the number of rows written before it."""
+    """Return an error whose message also contains the number of rows that were written before."""
     text = f"{exc}. {rows} rows of the file were written before; the import can be done again"
     if isinstance(exc, StorageError):
         return StorageError(exc.errno, text)
@@ -241,13 +241,13 @@ class _Import:
             self.t, self.command = done.t, done.command
 
     def _delete(self, keys: Keys) -> None:
-        """Delete the rows that were deleted after the checkpoint that the file continues."""
+        """Delete the rows that, by the file of changes, were deleted after its checkpoint."""
         for low in range(0, len(keys), DELETED_KEYS):
             done = self._table.delete(keys[low : low + DELETED_KEYS])
             self.deleted, self.command = self.deleted + done.rows, done.command
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """Return the next batch after checking it, or None at the end."""
+        """Check and return the next batch; None at the end."""
         with understood(self._place):
             batch = next(batches, None)
             if batch is not None:

@@ -1,8 +1,8 @@
 """The format .npy, an array (rows, dim) whose row k belongs to key k. Also reads .npz.
 
-`numpy.load` reads such a file without embstore, so it contains every row of the table: rows that
-were never written have the initializer's values for their keys (contract.md, rule 10). The format
-cannot contain keys, state, or a description of the table.
+Programs read a .npy file with `numpy.load`, without embstore. Therefore it contains every row of
+the table: rows that were never written have the initializer's values for their keys (contract.md,
+rule 10). The format cannot contain keys, state, or a description of the table.
 """
 
 import shutil
@@ -20,7 +20,8 @@ from embstore_client.files.tensors import TensorReader
 from embstore_client.files.values import Hashing
 
 _FILLED_ELEMENTS = 1 << 17
-"""Elements of initial rows that are computed at a time: they take some hundred bytes each."""
+"""The number of elements of initial rows that are computed at a time; each takes some hundred
+bytes."""
 
 
 class Writer:
@@ -56,7 +57,7 @@ class Writer:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
-        """Write the next rows, and initial rows for the keys between them."""
+        """Write the next rows, and initial rows for keys between theirs."""
         if not len(keys):
             return
         if keys[0] == self._next and keys[-1] - keys[0] == len(keys) - 1:
@@ -65,7 +66,7 @@ class Writer:
             self._fill(int(keys[-1]) + 1, keys, weights)
 
     def finish(self) -> None:
-        """Write initial rows for all keys above the last one."""
+        """Write initial rows for all keys above the last written key."""
         nothing = np.empty((0, self._config.dim), np.float32)
         self._fill(self._config.rows, np.empty(0, np.int64), nothing)
 

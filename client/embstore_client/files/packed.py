@@ -1,6 +1,6 @@
 """Reads the contents of compressed files (gzip, Zstandard, bzip2, LZ4).
 
-A file's first bytes identify its compression, whatever its name is. pyarrow decompresses it.
+A file's first bytes identify its compression, whatever the file's name is. pyarrow decompresses it.
 """
 
 from io import BufferedReader
@@ -28,7 +28,8 @@ class Unpacked:
     Raises
     ------
     InvalidArgumentError : the file is compressed, and pyarrow is not installed.
-    OSError : the file cannot be read; also later, if a compressed file turns out to be incomplete.
+    OSError : the file cannot be read. Reads raise it, too, if a compressed file turns out to be
+        incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +49,7 @@ class Unpacked:
 
     @property
     def read_bytes(self) -> int:
-        """Roughly the number of bytes of the file, as stored on disk, that were read so far."""
+        """Roughly the number of bytes, as stored on disk, that were read from the file so far."""
         return 0 if self._file.closed else self._file.tell()
 
     def __enter__(self) -> "Unpacked":

@@ -1,7 +1,7 @@
 """The format .parquet: columns `key`, `weights` and `state`, and a description of the table.
 
 A batch is a row group. Values are not encoded: trained rows have no pattern that a dictionary or a
-compression could use, and either would take more time than the disk.
+compression could use, and an encoding would take more time than the disk takes.
 """
 
 from pathlib import Path
@@ -49,7 +49,7 @@ class Writer:
         """Write the next rows, as a row group."""
         columns = [pa.array(keys)]
         for rows, field in zip((weights, state), list(self._schema)[1:], strict=False):
-            assert rows is not None  # because the schema contains this field
+            assert rows is not None  # the schema contains this field
             values = pa.array(np.ascontiguousarray(rows).reshape(-1))
             columns.append(pa.FixedSizeListArray.from_arrays(values, type=field.type))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema), len(keys))

@@ -2,11 +2,12 @@
 
 **A file gets its name when it is complete.** It is written as NAME.embstore-part, synced, and then
 renamed. A killed export leaves its part file, which the next export removes. While one export
-writes a file, a second export to the same name is refused. A part file is always a new file: an
-existing one may be another name (a hard link) of a different file, which writing would change.
+writes a file, a second export to the same name is refused. A part file is always a new file,
+because an existing file of that name may be a hard link to another file, which writing would
+change.
 
-**At a URL** a file cannot be written at an offset, and can hardly be read at one. So the complete
-file is copied through the directory for temporary files (TMPDIR).
+**At a URL** a file cannot be written at an offset, and reading at an offset is slow. Therefore the
+complete file is copied through the directory for temporary files (TMPDIR).
 """
 
 import errno
@@ -34,14 +35,14 @@ def is_url(place: str) -> bool:
 
 @contextmanager
 def writing(place: str) -> Iterator[Path]:
-    """Yield the path of a file to write; it is moved to its place if the block ends without an
-    error.
+    """Yield the path of a file to write. The file is moved to its place if the block ends without
+    an error.
 
     Raises
     ------
-    StoreInUseError : another export writes there.
+    StoreInUseError : another export writes to this place.
     InvalidArgumentError : the place is a URL, and fsspec is not installed or does not support it.
-    StorageError : the file cannot be written there. An existing file is unchanged.
+    StorageError : the file cannot be written at this place. An existing file is unchanged.
     """
     if not is_url(place):
         with _named("write", place, OSError), _renamed(Path(place)) as path:
@@ -60,7 +61,8 @@ def writing(place: str) -> Iterator[Path]:
 
 @contextmanager
 def reading(place: str) -> Iterator[Path]:
-    """Yield the path of a file to read. Raises InvalidArgumentError, StorageError."""
+    """Yield the path of a file to read. Raises InvalidArgumentError or StorageError if it cannot be
+    read."""
     if not is_url(place):
         with _named("read", place):
             Path(place).open("rb").close()
@@ -93,8 +95,8 @@ def _renamed(path: Path) -> Iterator[Path]:
 
 
 def _made(part: Path) -> FileIO:
-    """Return a new, locked file of this name. While it is open, no export mistakes it for a
-    leftover of a killed export."""
+    """Return a new, locked file of this name. As long as the file is open, no export mistakes it
+    for a leftover of a killed export."""
     while True:
         try:
             file = _opened(part, os.O_CREAT | os.O_EXCL)
@@ -109,11 +111,11 @@ def _made(part: Path) -> FileIO:
 
 
 def _remove_left(part: Path) -> None:
-    """Remove the part file of a killed export; other names of the same file stay."""
+    """Remove the part file of a killed export; further hard links to the file stay."""
     if not stat.S_ISREG(os.lstat(part).st_mode):
         raise FileExistsError(errno.EEXIST, "expected none, or a regular file", str(part))
     with _opened(part, 0) as file:
-        if _has_name(file, part):  # else its export has finished meanwhile, and has renamed it
+        if _has_name(file, part):  # otherwise its export has finished meanwhile, and has renamed it
             part.unlink()
 
 
@@ -157,8 +159,9 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _named(tried: str, place: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """Turn errors of a file system into a StorageError that names the failed operation. File
-    systems of URLs have error classes of their own, so `kind` is any exception there."""
+    """Turn errors of a file system into a StorageError that names the failed operation. `kind` is
+    the class of the errors; for URLs it is Exception, because their file systems have error classes
+    of their own."""
     try:
         yield
     except EmbstoreError:

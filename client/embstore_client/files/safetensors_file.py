@@ -2,10 +2,10 @@
 
     length of the header (u64) | header, JSON | the bytes of each tensor
 
-The library writes tensors only if they are in memory as a whole, but here a tensor is as large as
-the table. So the header, which contains the offset of each tensor, is written first, for the number
-of rows of the scan. Each batch is then written at three offsets. Reading maps the tensors; the
-library checks that a file is complete.
+The library writes tensors only if they are in memory as a whole, but a tensor can be as large as
+the table. So this module writes the file. The header comes first; the number of rows of the scan
+determines the offset of each tensor. Each batch is then written at three offsets. A reader maps the
+tensors; the library checks that the file is complete.
 """
 
 import json
@@ -27,7 +27,8 @@ _LENGTH_BYTES = 8
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
 }
-"""NumPy's dtype for each dtype that has one; bfloat16 as its bits. Other tensors are ignored."""
+"""NumPy's dtype for each dtype of the format that NumPy has, and uint16 for the bits of bfloat16.
+Tensors of other dtypes are ignored."""
 
 
 class Writer:
@@ -53,7 +54,7 @@ class Writer:
         self._places = [_LENGTH_BYTES + len(text) + place for place in self._places]
 
     def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
-        """Write the next rows, each array to its tensor."""
+        """Write the next rows, each array into its tensor."""
         arrays: tuple[NDArray[Any], ...] = keys, weights
         for number, array in enumerate((*arrays, *([] if state is None else [state]))):
             content = bytes_of(array)
@@ -64,7 +65,7 @@ class Writer:
                 content = content[written:]
 
     def finish(self) -> None:
-        """Do nothing: the offset of every row was known, and the last row ends the file."""
+        """Do nothing, because the file ends with the last row."""
 
     def close(self) -> None:
         """Close the file."""
@@ -85,7 +86,8 @@ class Reader(TensorReader):
 
 
 def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """Return the tensors of a file, mapped. The library cannot read bfloat16 into NumPy."""
+    """Return the tensors of a file, mapped. `_Bfloat16` stands for tensors that the library cannot
+    read into NumPy."""
     data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
     length = int(data[:_LENGTH_BYTES].view("<u8")[0])
     header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())

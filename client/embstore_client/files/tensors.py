@@ -1,7 +1,7 @@
 """Rows from named tensors, as in .safetensors, .npz and PyTorch's checkpoints.
 
-One tensor (rows, dim) contains the rows. Two more tensors are optional: `keys` (rows,) contains
-their keys, and `state` their optimizer state. Without keys the rows are numbered.
+One tensor (rows, dim) contains the rows. Two more tensors are optional: `keys` (rows,) contains the
+keys of the rows, and `state` their optimizer state. Without keys the rows are numbered.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ KEYS, WEIGHTS, STATE = "keys", "weights", "state"
 
 
 class Tensor(Protocol):
-    """An array of which a range of rows can be read at a time."""
+    """An array that is read by ranges of rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:

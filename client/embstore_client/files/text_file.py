@@ -1,9 +1,9 @@
 """Text with one row per line, compressed or not: .csv and .tsv with a header, .txt and .vec in
 GloVe's format.
 
-GloVe's lines are a word and its vector, separated by spaces. Line k is the row of key k, counted
-from 0. The words are ignored, or hashed. word2vec and fastText begin with a line of two numbers:
-the number of words and the width.
+A line in GloVe's format is a word and its vector, separated by spaces. Line k is the row of key k,
+counted from 0. The words are either ignored or hashed. Files of word2vec and fastText begin with a
+line of two numbers: the number of words and the width.
 """
 
 from pathlib import Path

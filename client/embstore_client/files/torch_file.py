@@ -1,8 +1,8 @@
-"""PyTorch's checkpoints: tensors, alone or in nested dictionaries. They are only read.
+"""PyTorch's checkpoints: single tensors, or tensors in nested dictionaries. They are only read.
 
-They are loaded with `weights_only=True`, so that a file runs no code, and mapped, so that only the
-rows of a batch are read. NumPy scalars are accepted in them, because training programs often save
-their losses together with their weights.
+Checkpoints are loaded with `weights_only=True`, so that a file runs no code. They are mapped, so
+that only the rows of a batch are read. They can contain NumPy scalars, because training programs
+often save their losses together with their weights.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from embstore_client.files.values import Hashing
 
 
 class Reader(TensorReader):
-    """Reads one tensor of a checkpoint. In nested dictionaries, names are joined by "."."""
+    """Reads one tensor of a checkpoint. The names in nested dictionaries are joined by "."."""
 
     def __init__(
         self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
@@ -47,8 +47,9 @@ def _loaded(path: Path) -> Any:
 
 
 def _numbers() -> list[Any]:
-    """Return the classes and functions in pickles of NumPy scalars, by the names of NumPy 1 and 2.
-    The types of objects and records are left out, because they may contain any object."""
+    """Return the classes and functions that pickles of NumPy scalars contain, by their names in
+    NumPy 1 and 2. The types of objects and records are left out, because they may contain any
+    object."""
     scalar = np.float64(0).__reduce__()[0]
     kinds = {type(np.dtype(kind)) for kind in {*np.typecodes["All"]} - {*"OV"}}
     names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"
@@ -56,7 +57,8 @@ def _numbers() -> list[Any]:
 
 
 class _Tensor:
-    """A tensor whose ranges are NumPy arrays. NumPy has no bfloat16, so it becomes float32."""
+    """A tensor whose ranges are NumPy arrays. As NumPy has no bfloat16, values of that type become
+    float32."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()

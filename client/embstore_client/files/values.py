@@ -1,12 +1,12 @@
 """Converts ids and rows of other programs to the types of tables: int64 and float32.
 
-Every reader of files passes its ids and rows through these functions, so that each format accepts
-and refuses the same values.
+Every reader of files passes its ids and rows through these functions, so that all formats accept
+and refuse the same values.
 
 **Ids** are integers of any width. If they are hashed to a table's rows (`embstore.hash_ids`, with
 the table's name as the feature), then text, bytes, whole floats and missing values are ids too.
 
-**Rows** are float32. float16 is converted exactly, float64 is rounded to the nearest float32.
+**Rows** are float32. float16 is converted exactly; float64 is rounded to the nearest float32.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ Hashing = Callable[[Any], Keys]
 
 
 def keys_of(array: NDArray[Any], what: str, *, are_sparse: bool = False) -> Keys:
-    """Return integers as keys; messages name them by `what`. Sparse keys of uint64 become the int64
-    of the same bits. Raises InvalidArgumentError."""
+    """Return integers as keys; errors name them by `what`. For sparse keys, uint64 becomes int64
+    with the same bits. Raises InvalidArgumentError if they are no keys."""
     if array.dtype.kind not in "iu":
         raise no_keys(f"{what} of integers", array.dtype)
     if are_sparse and array.dtype == np.uint64:
@@ -47,7 +47,8 @@ def no_keys(expected: str, found: object) -> InvalidArgumentError:
 
 
 def rows_of(array: NDArray[Any], what: str) -> Rows:
-    """Return floats as rows; messages name them by `what`. Raises InvalidArgumentError."""
+    """Return floats as rows; errors name them by `what`. Raises InvalidArgumentError if they are no
+    rows."""
     if array.dtype.kind != "f" or array.dtype.itemsize not in _FLOAT_BYTES:
         raise InvalidArgumentError(
             f"expected {what} of float32, float16 or float64, found {array.dtype}"
@@ -90,11 +91,11 @@ def ids_of(array: Any, hashed: Hashing | None, place: str) -> tuple[Keys, Offset
 
     Returns
     -------
-    ids, and offsets (n + 1,) of the lists; None for offsets: each row has one id
+    the ids, and the offsets of the lists, (n + 1,), or None if each row has one id
 
     Raises
     ------
-    InvalidArgumentError : an id is missing, or is of a kind that the module does not accept.
+    InvalidArgumentError : an id is missing, or is of a kind that this module does not accept.
     """
     from pyarrow import compute, types
 

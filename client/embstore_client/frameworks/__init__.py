@@ -1,9 +1,10 @@
-"""The common parts of the adapters `embstore_client.torch`, `.jax` and `.keras`. NumPy alone.
+"""The common parts of the adapters `embstore_client.torch`, `.jax` and `.keras`. These modules
+import no framework.
 
 backed       an adapter: tables, their store, its steps, and a checkpoint of all of them
 tables       the tables and features of a module
 padding      ids that stand for no row
-connection   the store of a module, also after the module was sent to another process
+connection   the store of a module, even after the module was sent to another process
 occurrences  ids in arrays of several shapes, split into keys and bags
 rows         the source of a forward's rows: the store, or an announced step
 gradients    the gradients of backward passes, in the order of the forwards

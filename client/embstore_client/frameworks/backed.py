@@ -2,15 +2,17 @@
 
 **A step.** The classes here have no parameters. A forward looks up rows, and a backward pass keeps
 the gradients of the forward's outputs. `step` sends these gradients as one update (`steps`), and
-the store's own optimizer applies it. So any number of passes can lie between two steps:
+the store's own optimizer applies it. So any number of passes can happen between two steps:
 micro-batches, several backward passes, a forward that is computed again, a forward whose output is
 not used. A row without a gradient is not updated. Outside a loop of `ahead` each lookup and each
-update is a separate call. Within such a loop, both belong to the current announced step: its tables
-have no other writer, and the session's place (its last finished step) is part of every checkpoint.
+update is a separate call. Within such a loop, lookups and updates belong to the current announced
+step: the step's tables have no other writer, and the place of the session (its last finished step)
+is part of every checkpoint.
 
 **Exactness.** A bag's gradient becomes the gradients of its ids by rule 8 of contract.md. The
 gradients of one id are added by rule 2, in the order of the forwards, then of the features, then of
-the ids. A table has the same digest as in a NumPy program that gets the same gradients of bags.
+the ids. Therefore a table has the same digest as if a NumPy program had sent the same gradients of
+bags.
 
     StoreBacked         tables, their store, the session's place, and a checkpoint of all of them
     StoreBackedModule   the same for frameworks whose modules have a state that changes in place
@@ -18,7 +20,8 @@ the ids. A table has the same digest as in a NumPy program that gets the same gr
 A framework adds its own parts: how its arrays become ids (`_given`, `_announced`), how rows become
 activations, and the contents of its file (`saving.KeptFile`).
 
-One thread at a time; callbacks and backward passes may run in threads of the framework.
+Only one thread at a time may use an adapter; callbacks and backward passes may run in threads of
+the framework.
 """
 
 import os
@@ -55,10 +58,10 @@ class StoreBacked:
     lookups: Sequence[FeatureLookup]
     """The lookups of a forward, in the order of its activations."""
     _file: ClassVar[KeptFile]
-    """The framework's file, which is saved with a checkpoint."""
+    """The framework's files, one of which is saved with each checkpoint."""
 
     def _use(self, store: Store | Connection, entries: Sequence[Ids], steps: Steps) -> None:
-        """Use the tables of these entries, and create the tables that the store lacks. Call this
+        """Use the tables of these entries, and create those that the store lacks. Call this method
         once, after the framework's own part of the object has been initialized."""
         self.entries = entries
         self.tables = by_name(entries)
@@ -67,7 +70,7 @@ class StoreBacked:
         steps.gradients.frozen |= {
             name for name, table in self.tables.items() if not table.trainable
         }
-        if isinstance(store, Connection):  # this is a copy; its tables exist
+        if isinstance(store, Connection):  # this object is a copy; its tables exist
             self._connection = store
         else:
             self.attach(store)
@@ -76,7 +79,8 @@ class StoreBacked:
 
     @property
     def store(self) -> Store:
-        """The store. A module that was sent to another process connects when this is first read.
+        """The store. A module that was sent to another process connects when this property is first
+        read.
 
         Raises
         ------
@@ -85,7 +89,7 @@ class StoreBacked:
         return self._connection.store
 
     def attach(self, store: Store) -> None:
-        """Use another store, which has the tables, from now on.
+        """From now on, use another store, which must have the tables.
 
         Raises
         ------
@@ -115,10 +119,10 @@ class StoreBacked:
         return frozenset(self._steps.gradients.frozen)
 
     def freeze(self, *tables: str) -> None:
-        """Stop training these tables, or all tables of the module if none is named. Their gradients
-        are not kept, so these tables get no update, and their t and digest stay.
+        """Stop training these tables, or all tables of the module if none is named. The gradients
+        of frozen tables are not kept, so the tables get no update, and their t and digest stay.
 
-        `step` still sends gradients that were kept before.
+        Gradients that were kept before are still sent by `step`.
 
         Raises
         ------
@@ -155,16 +159,16 @@ class StoreBacked:
     # Results of loops
 
     def loop_stats(self) -> Any:
-        """Return how many steps the loop of `ahead`, or the last such loop, has taken, and how its
-        time was spent, as `embstore_training.times.RunStats`. None: there was no loop."""
+        """Return the number of steps of the current or last loop of `ahead`, and how its time was
+        spent, as `embstore_training.times.RunStats`. None: there was no loop."""
         return self._steps.stats()
 
     def history(self, path: str | os.PathLike[str] | None) -> None:
         """Make each later loop of `ahead` write its history to a file for `embstore report` when
         the loop ends. None: stop writing.
 
-        The file has the history of the loop that ended last. Several ranks need different paths, or
-        only one of them writes. A loop with a history asks the store for its stats about once a
+        The file has the history of the loop that ended last. Several ranks need different paths,
+        unless only one rank writes. A loop with a history asks the store for its stats about once a
         second, or less often.
         """
         self._steps.report = path
@@ -176,7 +180,8 @@ class StoreBacked:
         return self._steps.rows(self.store, keys, admit=admit)
 
     def _announced(self, batch: Any, features: Any) -> Announced:
-        """Return the announcement of a batch and the features that the caller returned for it."""
+        """Return the announcement of a batch, from the features that the caller's function returned
+        for it."""
         raise NotImplementedError
 
     def _loop(
@@ -221,29 +226,29 @@ class StoreBacked:
     ) -> None:
         """Make a checkpoint of the store, and a file of the other parts, under one label.
 
-        Call it after the update of a batch, in a loop or outside. The place of the loop's session
-        is part of the checkpoint. If there are several ranks, one of them calls it. If the new
-        checkpoint pushes out old ones, their files are removed too.
+        Call this method after the update of a batch, in a loop or outside. The place of the loop's
+        session is part of the checkpoint. If there are several ranks, one rank calls the method. If
+        the new checkpoint pushes out old checkpoints, their files are removed too.
 
         Parameters
         ----------
         directory : directory of the file that the checkpoint names; created if it does not exist
-        replace : take the label from the checkpoint that has it, even if that one is protected. If
-            the process is killed in between, the old checkpoint is kept, or the new one as
-            LABEL/replacing
-        protect : protect the checkpoint, so that newer ones do not push it out, as by
-            `Store.set_retention`
-        parts : other parts to save, by name: dense=..., optimizer=... In Keras they are objects
-            with variables; in JAX pytrees of arrays, random keys and Python numbers; in Torch
-            objects with `state_dict()`. In Torch and Keras dicts of plain Python values are parts
-            too, as progress={"epoch": 3}
+        replace : give the label to the new checkpoint, and drop the checkpoint that has it, even a
+            protected one. If the process is killed in between, either the old checkpoint is kept,
+            or the new one under LABEL/replacing
+        protect : protect the checkpoint, so that newer checkpoints do not push it out, as
+            `Store.set_retention` does
+        parts : other parts to save, by name: dense=..., optimizer=... In Keras, parts are objects
+            with variables; in JAX, pytrees of arrays, random keys and Python numbers; in Torch,
+            objects with `state_dict()`. In Torch and Keras, dicts of plain Python values can be
+            parts too, such as progress={"epoch": 3}
 
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of a
             part, is of another kind, such as a Keras optimizer that was not built; or a part is
             named `retention`.
-        Errors of `Store.checkpoint`. The label is free afterwards.
+        The errors of `Store.checkpoint`. The label is free afterwards.
         CapacityError : `protect` is set, and 64 other checkpoints are protected. The new checkpoint
             is kept, but it is not protected.
         """
@@ -263,8 +268,8 @@ class StoreBacked:
         parts: Mapping[str, Any],
         restore: Callable[[], object],
     ) -> Any:
-        """Restore a label after checking that its file fits the parts. Then set the session's place
-        to the label's, and return the loaded parts."""
+        """Restore the checkpoint of a label, after checking that its file fits the parts. Then set
+        the session's place to that of the checkpoint, and return the loaded parts."""
         self._steps.wait_for_ranks()
         self._steps.check_outside("load()")
         saved = self._file.find(self.store, label, parts, directory)
@@ -277,7 +282,8 @@ class StoreBacked:
 
 
 class StoreBackedModule(StoreBacked):
-    """The same as a module among other modules of a framework, whose states change in place."""
+    """A `StoreBacked` for frameworks in which a model consists of modules whose states change in
+    place."""
 
     def _given(self, *arguments: Any) -> Mapping[str, Any]:
         """Return the ids of every lookup from the arguments of a forward."""
@@ -298,8 +304,8 @@ class StoreBackedModule(StoreBacked):
         accumulate: int = 1,
         **session: Any,
     ) -> Generator[Any, None, None]:
-        """Yield the batches of a loop, each while its step is the current one; `accumulate` batches
-        are one step."""
+        """Yield the batches of a loop; the step of the yielded batch is the current step.
+        `accumulate` batches form one step."""
         if accumulate == 1:
             with self._loop(batches, features, **session) as loop:
                 for _, announced in loop:
@@ -321,8 +327,9 @@ class StoreBackedModule(StoreBacked):
         max_norm: float | None = None,
         **options: Any,
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients, divided by their scale and by the number of ranks, and clipped. Skip
-        them if the dense part was skipped. Lower the scale if only these gradients overflow."""
+        """Divide the gradients by their scale and by the number of ranks, clip them, and send them.
+        Skip them if the dense part was skipped. Lower the scale if only the store's gradients
+        overflow."""
         scale = checked_scale(gradient_scale) / verdict.scale
         if max_norm is not None and not verdict.is_overflow:
             scale *= clip_factor(self._norm(ranks) * scale, max_norm)
@@ -350,7 +357,7 @@ class StoreBackedModule(StoreBacked):
     ) -> int:
         """Go back to a checkpoint of `save`: the store, the session's place, and the other parts.
 
-        Call it outside a loop.
+        Call this method outside a loop.
 
         Parameters
         ----------
@@ -360,14 +367,14 @@ class StoreBackedModule(StoreBacked):
         Returns
         -------
         The place: the number of finished steps of the session. A loop of the same name continues
-        after them. Its batches must start there too: `itertools.islice(batches, place, None)`, or
-        `dataset.skip(place)` for a tf.data.Dataset.
+        after these steps. The loop must be given the batches that follow them:
+        `itertools.islice(batches, place, None)`, or `dataset.skip(place)` for a tf.data.Dataset.
 
         Raises
         ------
         CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or it has other
             parts. Nothing has changed.
-        TableHeldError : a session is open, still or again. Nothing has changed.
+        TableHeldError : a session is open. Nothing has changed.
         OSError : the file cannot be read.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)

@@ -1,8 +1,9 @@
 """The norm of the gradients of rows, and the factor that reduces it to a bound.
 
-A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2). If
-ranks share a step, it is the mean of the ranks' gradients. The norm is L2, over the rows of all
-tables, as if rows were parameters. Sums are float32, squares float64.
+The gradient of a row is the sum over the row's occurrences, added as the store adds them
+(contract.md, rule 2). If ranks share a step, the gradient is the mean of the ranks' gradients. The
+norm is the L2 norm over the rows of all tables, as if rows were parameters. Sums are computed in
+float32, squares in float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from embstore_client.frameworks.gradients import concatenated
 Share = Mapping[str, tuple[Keys, Rows]]
 """One rank's gradients, by table: keys (n,) and their gradients (n, dim) float32."""
 _TINY = 1e-6
-"""Added to the norm before it divides, as torch.nn.utils.clip_grad_norm_ does."""
+"""A number that is added to the norm before `max_norm` is divided by it, as in
+torch.nn.utils.clip_grad_norm_."""
 
 
 def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:
-    """Return the gradients with each key once: the sum over its occurrences."""
+    """Return each key once, with the sum of the gradients over its occurrences."""
     sums = {}
     for table, (keys, rows) in share.items():
         once, inverse = unique(keys)
@@ -31,7 +33,8 @@ def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:
 
 
 def norm_of(shares: Sequence[Share]) -> float:
-    """Return the norm of the mean of the ranks' gradients; each share has each key at most once."""
+    """Return the norm of the mean of the ranks' gradients; each share contains a key at most
+    once."""
     squares = 0.0
     for table in dict.fromkeys(table for share in shares for table in share):
         parts = [share[table] for share in shares if table in share]
@@ -42,8 +45,8 @@ def norm_of(shares: Sequence[Share]) -> float:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """Return the factor that reduces gradients with this norm to `max_norm` at most. Return 1 if
-    the norm is not finite: other code decides whether such gradients are sent.
+    """Return the factor that reduces gradients with this norm to a norm of at most `max_norm`.
+    Return 1 if the norm is not finite, because other code decides whether such gradients are sent.
 
     Raises
     ------
@@ -55,6 +58,6 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def checked_scale(gradient_scale: float) -> float:
-    """Return the factor of gradients. Raise InvalidArgumentError if it is not a number, or below
-    0."""
+    """Return the factor of gradients. Raise InvalidArgumentError if the factor is not a number, or
+    is below 0."""
     return fp32_scalar(gradient_scale, "gradient_scale")

@@ -1,9 +1,10 @@
-"""The store of a module, also after the module was copied, sent to another process, or forked.
+"""The store of a module, even after the module was copied or sent to another process, or the
+process was forked.
 
 A copy within the process uses the same store. A pickled module carries the address of its server
-and the options of its connection, but no token: the process that unpickles it reads EMBSTORE_TOKEN.
-It connects when it is first used. An embedded store belongs to its process, so a module that used
-one arrives without a store; `attach` gives it one.
+and the options of its connection, but no token: the process that unpickles the module reads
+EMBSTORE_TOKEN. The module connects when it is first used. An embedded store belongs to its process.
+Therefore a module that used an embedded store arrives without a store; `attach` gives it one.
 
 **A forked process**, such as a worker of a DataLoader, inherits the module and the parent's
 connection, whose threads do not exist in the child, and whose sockets are shared. The child does
@@ -31,13 +32,14 @@ class Connection:
     """A store, or the arguments to connect to one. Any thread."""
 
     def __init__(self, store: Store | None, options: dict[str, Any] | None = None) -> None:
-        """Keep a store, or the arguments of `connect`. With neither, reading `store` raises."""
+        """Keep a store, or the arguments of `connect`. If both are None, reading `store` raises an
+        error."""
         self._lock = threading.Lock()
         self._store = store
         self._options = options
         if store is not None and isinstance(store.executor, RemoteExecutor | Router):
             self._options = store.executor.connected_by
-        self._parents: Store | None = None  # In a forked process: kept, so that it is not closed.
+        self._parents: Store | None = None  # In a forked process; never closed.
         _connections.add(self)
 
     @property
@@ -78,7 +80,7 @@ class Connection:
 
     def forked(self) -> None:
         """Reset the connection, in a process that was forked."""
-        self._lock = threading.Lock()  # another thread may have had it
+        self._lock = threading.Lock()  # another thread may have held the lock
         if self._store is not None and self._options is not None:
             self._parents, self._store = self._store, None
 

@@ -1,9 +1,9 @@
-"""The end of a loop of several ranks, which waits for the other ranks in a thread.
+"""The end of a loop of several ranks; a thread waits for the other ranks.
 
-A rank with fewer batches has to wait until the other ranks have finished theirs. Only then is the
-place of the session the last step of all ranks, and only then are the tables free. But the rank
-must not wait within its loop: the dense part of the other ranks continues too, and needs this rank,
-which has to reach the end of its block of `DistributedDataParallel.join()`. So a thread waits. The
+A rank with fewer batches has to wait until the other ranks have finished their batches. Before
+that, the place of the session is not the last step of all ranks, and the tables are not free. But
+the rank must not wait within its loop. The dense part of the other ranks continues too, and needs
+this rank to reach the end of its block of `DistributedDataParallel.join()`. So a thread waits. The
 program is blocked only where it needs the place or the tables: at the next loop, at `save` and
 `load`, and at an update outside of loops.
 """
@@ -17,7 +17,7 @@ class Ending:
     """A run that has finished its batches, and waits for the other ranks."""
 
     def __init__(self, run: Any, within: AbstractContextManager[Any]) -> None:
-        """Wait in a thread; then leave `within`, the with block of the run."""
+        """Wait in a thread for the other ranks; then leave `within`, the with block of the run."""
         self._run, self._within = run, within
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._join, name="embstore-join", daemon=True)
@@ -32,7 +32,8 @@ class Ending:
 
     @property
     def last_step(self) -> int:
-        """The last step known to be finished. After all ranks have ended, it is their last step."""
+        """The last step that is known to be finished. After all ranks have ended, this is the last
+        step of all ranks."""
         step: int = self._run.last_step
         return step
 

@@ -1,13 +1,14 @@
 """The gradients that backward passes leave, kept until `step` sends them.
 
-Each feature of each forward has a number, assigned when the forward was computed: forwards in
-order, and within a forward the features in the order of the module. A gradient is kept under that
-number, whenever it arrives: backward passes visit features in an order of their own. A second
-gradient of the same number is added to the first. A forward that is computed again for its backward
-pass counts as a further forward.
+Each feature of each forward has a number, which is assigned when the forward is computed. Forwards
+are numbered in order, and features within a forward in the order of the module. A gradient is kept
+under its number, because backward passes visit features in an order of their own. A second gradient
+of the same number is added to the first. A forward that is computed again for its backward pass
+counts as a further forward.
 
-A feature that gets no gradient leaves nothing here, so its rows are not updated: under Adam, a zero
-gradient would be an update. A frozen table is treated as if it had got no gradient.
+If a feature gets no gradient, nothing is kept for it, and its rows are not updated. A gradient of
+zeros would be different: under Adam, it is an update. A frozen table is treated as if its features
+got no gradients.
 """
 
 import threading
@@ -27,8 +28,8 @@ Number = tuple[int, int]
 
 
 FORWARDS_WITHOUT_STEP = 16
-"""Number of forwards with backward passes but without `step` after which to warn: `step` is
-missing."""
+"""The number of forwards whose gradients are kept, above which the module warns that a call of
+`step` seems to be missing."""
 
 
 def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -49,8 +50,8 @@ class KeptGradients:
 
         Parameters
         ----------
-        join : concatenates the keys of several features, or their gradients. A framework passes its
-            own if some of its arrays are not on the host
+        join : concatenates the keys of several features, or their gradients. A framework passes a
+            function of its own if some of its arrays are not on the host
         frozen : tables whose gradients are not kept
         """
         self.frozen = set(frozen)
@@ -62,8 +63,8 @@ class KeptGradients:
         self._of_forwards: set[int] = set()  # Numbers of the forwards that have gradients here.
         self._has_warned = False
         self.warns_of_many = True
-        """Whether many forwards without a step warn. A loop of announced steps raises an error
-        anyway."""
+        """Whether to warn of many forwards without a step. A loop of announced steps raises an
+        error instead."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -80,12 +81,12 @@ class KeptGradients:
 
     def keep(self, number: Number, of: Occurrences, gradients: NDArray[Any]) -> None:
         """Keep a copy of the gradients of a feature's outputs, (*, dim) of any float dtype. If
-        there are gradients of this number already, add these to them."""
+        gradients of this number are kept already, add the new gradients to them."""
         self.take(number, of, np.array(gradients, np.float32))
 
     def take(self, number: Number, of: Occurrences, gradients: Rows) -> None:
-        """Do the same as `keep` without a copy, for C-contiguous gradients that no other code
-        uses."""
+        """Keep gradients as `keep` does, but without a copy; they are C-contiguous, and no other
+        code uses them."""
         if of.table in self.frozen:
             return
         rows = gradients.reshape(-1, gradients.shape[-1])
@@ -130,7 +131,7 @@ class KeptGradients:
             self._kept = {n: (of, change(gradients)) for n, (of, gradients) in self._kept.items()}
 
     def warn_unsent(self) -> None:
-        """Warn if gradients are still kept: they cannot be sent any more."""
+        """Warn if gradients are still kept, because they cannot be sent any more."""
         with self._lock:
             tables = sorted({of.table for of, _ in self._kept.values()})
         if tables:

@@ -1,11 +1,13 @@
 """A marker in a framework's file of weights, which stands for the rows that the file lacks.
 
 A marker is JSON: the store's id, and t of each table. When the file is loaded, the marker is
-compared with the store's present state. It has no digest: a digest reads all rows that have
-changed, and frameworks ask for their states often (weight averaging does so at every step). So rows
-that were set without an update, by `assign` or an import, are not detected.
+compared with the store's present state. A marker contains no digest: computing a digest reads all
+rows that have changed, and frameworks request the states of modules often (weight averaging does so
+at every step). A comparison by t does not detect rows that were set without an update, by `assign`
+or an import.
 
-The marker's length does not depend on t, because programs that average states add up these bytes.
+The marker's length does not depend on t, because programs that average states add up the bytes of
+markers.
 """
 
 import json
@@ -17,11 +19,12 @@ from embstore.errors import EmbstoreError
 from embstore.handles.store import Store
 
 _DIGITS = 20
-"""Number of digits of the largest t."""
+"""The number of digits of the largest possible t."""
 
 
 def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
-    """Return the marker of the tables' present state, without t if the store cannot be asked."""
+    """Return the marker of the tables' present state; it is without t if the store cannot be
+    reached."""
     here = _here(store, tables)
     text = json.dumps(here)
     padding = sum(_DIGITS - len(str(t)) for t in here["t"].values())
@@ -29,14 +32,14 @@ def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
 
 
 def warn_of_others(marker: bytes, store: Store | None, tables: Iterable[str]) -> None:
-    """Warn if a marker describes other rows than the tables have now."""
+    """Warn if a marker shows that the tables' rows have changed since it was made."""
     try:
         saved = dict(json.loads(marker))
-    except ValueError:  # an average of several markers, or changed
+    except ValueError:  # it is an average of several markers, or was changed
         saved = {}
     here = _here(store, tables)
     if not here["t"] or not saved.get("t", True):
-        return  # the store could not be asked
+        return  # the store could not be reached
     others = [
         f"{name!r} (t {saved.get('t', {}).get(name, 'unknown')}, here {t})"
         for name, t in here["t"].items()

@@ -6,12 +6,12 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
-Ids are keys, or they are hashed if the table was declared so. Hashed ids can be text, also in
-lists. For sparse keys, an id of uint64 is the int64 of the same bits. Padding is left out
+Ids are keys, or are hashed to keys if the table was declared so. Ids that are hashed can be text,
+also in lists. For sparse keys, an id of uint64 is the int64 of the same bits. Padding is left out
 (`padding`), so an array of one fixed shape, which compilers require, can contain any number of ids.
 A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
 
-The result is a copy in host memory, so a trainer may use its arrays again before `step`.
+The result is a copy in host memory, so a trainer can overwrite its arrays before `step`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,16 +38,17 @@ class Occurrences(NamedTuple):
     keys: Keys
     """The keys of all ids, (n,), in order, without padding."""
     offsets: NDArray[np.int64] | None
-    """Where the ids of each output begin, (outputs + 1,), from 0 to n. None: each output has one
-    id."""
+    """The indices at which the ids of each output begin, (outputs + 1,), from 0 to n. None: each
+    output has one id."""
     weights: NDArray[np.float32] | None
     """The weight of each id, (n,), or None."""
     mode: str
     """How the rows of an output are pooled."""
     shape: tuple[int, ...]
-    """The shape of the outputs, without dim: (bags,), or the shape of ids that are not pooled."""
+    """The shape of the outputs, without dim: (bags,), or, if ids are not pooled, the shape of the
+    ids."""
     is_single: bool
-    """Whether no output can have more than one id, by the shape in which ids were given."""
+    """Whether the shape of the given ids implies that no output has more than one id."""
 
     def pooled(self, rows: Rows) -> Rows:
         """Return the outputs, (*shape, dim), from the rows of the keys, (n, dim); contract.md, rule
@@ -65,7 +66,7 @@ class Occurrences(NamedTuple):
         return bag_gradients(gradients, self.offsets, mode, self.weights)
 
     def without_padding(self, padding_idx: int | None) -> Self:
-        """Return the same ids without padding."""
+        """Return these ids without their padding."""
         are_ids = is_id(self.keys, padding_idx)
         if are_ids.all():
             return self
@@ -95,7 +96,7 @@ def totals_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArr
 
 @kept
 def shares_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return weights (n,) divided by their bag's total, or by 1 if the total is 0."""
+    """Return weights (n,), each divided by the total of its bag, or by 1 if the total is 0."""
     totals = totals_of(weights, offsets)
     shares: NDArray[np.float32] = weights / np.repeat(
         np.where(totals == 0, np.float32(1), totals), np.diff(offsets)
@@ -104,7 +105,8 @@ def shares_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArr
 
 
 Given = Mapping[str, Occurrences]
-"""The input of one forward: the ids of every lookup by its name, in the order of the lookups."""
+"""The input of one forward: the ids of every lookup by the lookup's name, in the order of the
+lookups."""
 
 
 class HasKeys(Protocol):
@@ -120,11 +122,11 @@ class HasKeys(Protocol):
 
 
 def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
-    """Return the ids of every lookup from a mapping, which may contain other features too.
+    """Return the ids of every lookup from a mapping; the mapping may contain other features too.
 
     Raises
     ------
-    InvalidArgumentError : `features` is no mapping, or a feature is missing, or has another shape
+    InvalidArgumentError : `features` is no mapping; or a feature is missing, or has a wrong shape
         or dtype.
     """
     return {
@@ -143,13 +145,14 @@ def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
 
 
 def keys_by_table(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all lookups of some forwards by table, with repeated keys."""
+    """Return the keys of all lookups of some forwards by table; keys can occur repeatedly."""
     parts = {name: [of.keys for of in of_table] for name, of_table in by_table(*forwards).items()}
     return {n: np.asarray(p[0]) if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
 
 
 def places(given: Mapping[str, K]) -> Iterator[tuple[str, K, slice]]:
-    """Yield each lookup's name, its ids, and the slice of them among the keys of their table."""
+    """Yield each lookup's name, its ids, and the slice that they occupy among the keys of their
+    table."""
     ends: dict[str, int] = {}
     for name, of in given.items():
         begin = ends.get(of.table, 0)
@@ -167,7 +170,7 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
 
     Raises
     ------
-    InvalidArgumentError : the value has another shape or dtype.
+    InvalidArgumentError : the value has a wrong shape or dtype.
     """
     if not isinstance(value, tuple):
         value = (value,)
@@ -200,12 +203,13 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
 def bounds_of(
     shape: tuple[int, ...], offsets: NDArray[Any] | None, what: str, *, has_last: bool = False
 ) -> NDArray[np.int64]:
-    """Return where bags begin and end, (bags + 1,), from 0 to the number of ids.
+    """Return the indices at which bags begin and end, (bags + 1,), from 0 to the number of ids.
 
     Parameters
     ----------
     shape : shape of the ids: (bags, length), or (n,) with offsets
-    offsets : where each bag begins; with `has_last` one more entry, the end of the last bag
+    offsets : the index at which each bag begins; with `has_last` one more entry, the end of the
+        last bag
 
     Raises
     ------

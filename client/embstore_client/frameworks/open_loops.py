@@ -1,12 +1,13 @@
 """The open loops of `ahead` in this program, and their conflicts with a new loop.
 
-A loop that was left early, as by `break`, stays open as long as a variable, a traceback or a
-notebook refers to its generator. A store can report only that some session holds a table. The
-program knows that the session is its own, so its error can say at once how to end it.
+A loop that was left early, for example by `break`, stays open as long as a variable, a traceback or
+a notebook refers to its generator. A store can report only that some session holds a table. This
+module knows that the session belongs to the same program, so its error can say at once how to end
+the session.
 
 A loop inside the data loader of another loop is not allowed. The thread that reads batches would
-advance it ahead of the training, so its current step would belong to a batch that the trainer has
-not reached.
+advance the inner loop ahead of the training. The inner loop's current step would belong to a batch
+that the trainer has not reached.
 """
 
 import threading
@@ -29,8 +30,8 @@ class OpenLoop(NamedTuple):
     shared: bool
 
     def conflicts_with(self, other: "OpenLoop") -> set[str]:
-        """Return the tables that both loops would hold. There are none for ranks of one session,
-        which have one name, or for sessions that share their tables."""
+        """Return the tables that both loops would hold. The set is empty for ranks of one session,
+        which have one name, and for sessions that share their tables."""
         is_one = self.name is not None and self.name == other.name
         if self.store is not other.store or is_one or (self.shared and other.shared):
             return set()
@@ -42,7 +43,8 @@ _open: dict[int, OpenLoop] = {}
 
 
 def read(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches in the thread that reads them; while it reads, it must not begin a loop."""
+    """Yield batches in the thread that reads them. Until the thread has read them, it must not
+    begin a loop."""
     left = iter(batches)
     while True:
         before, _reading.is_on = getattr(_reading, "is_on", False), True
@@ -62,7 +64,7 @@ def opening(loop: OpenLoop) -> Iterator[None]:
     Raises
     ------
     InvalidArgumentError : the loop begins within the loader of another loop.
-    TableHeldError : another loop of this program holds one of its tables.
+    TableHeldError : another loop of this program holds one of the tables.
     """
     if getattr(_reading, "is_on", False):
         raise InvalidArgumentError(

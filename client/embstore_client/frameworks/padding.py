@@ -1,10 +1,10 @@
 """Padding: ids that stand for no row, so that bags and sequences of any lengths fit one shape.
 
-An id of -1 is padding, and so is the `padding_idx` of its entry. In a bag, padding adds no row, and
-a mean does not count it. If a row is wanted for each id, the row of padding is zeros. Padding gets
-no gradient, and the gradient of its weight is 0. Padding is left out before anything is looked up,
-so neither the store nor a session sees it. For hashed ids, an id is compared with padding before it
-is hashed; the key of padding is -1.
+An id of -1 is padding, and so is the `padding_idx` of the entry. In a bag, padding adds no row, and
+a mean does not count padding. If each id gets a row, the row of padding is zeros. Padding gets no
+gradient, and the gradient of its weight is 0. Padding is removed before the lookup, so neither the
+store nor a session sees padding. If ids are hashed, an id is compared with padding before the hash;
+the key of padding is -1.
 """
 
 from typing import Any
@@ -25,11 +25,11 @@ def is_id(ids: Any, padding_idx: int | None) -> Any:
 def offsets_without(
     offsets: NDArray[np.int64] | None, are_ids: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return where outputs begin, (outputs + 1,), after padding is left out.
+    """Return the indices at which outputs begin, (outputs + 1,), after padding is removed.
 
     Parameters
     ----------
-    offsets : where outputs begin, with padding. None: each output has one id
+    offsets : the indices at which outputs begin, padding included. None: each output has one id
     """
     before = np.concatenate([[0], np.cumsum(are_ids)]).astype(np.int64)
     return before if offsets is None else before[offsets]

@@ -1,8 +1,8 @@
 """Initial rows of a table that were trained elsewhere.
 
-The given rows are compared with the table's rows, and written where they differ. So a program that
-runs again, or a second rank, writes nothing. A table that has been trained keeps its rows, so a
-trainer that is started again continues from its trained rows.
+The given rows are compared with the table's rows, and those that differ are written. A program that
+runs again, or a second rank, therefore writes nothing. A table that has been trained keeps its
+rows. So a trainer that is started again continues from the trained rows.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from embstore.handles.table import Table
 from embstore.layout import ELEMENT_BYTES
 
 _BYTES = 1 << 24
-"""Number of bytes of rows per call."""
+"""The number of bytes of rows that are read or written per call."""
 
 
 def begin_with(table: Table, count: int, rows_of: Callable[[slice], Rows]) -> None:

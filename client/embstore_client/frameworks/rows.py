@@ -1,9 +1,9 @@
 """The source of a forward's rows: the store, or an announced step of a session.
 
-The store returns a row for each id, for all tables by one call; the client makes keys unique before
-it sends them. At the first forward of a step, its rows arrive once per distinct key, with the index
-of each id's row. Later forwards of the same step (micro-batches, a forward that is computed again)
-find their keys among the announced ones.
+The store returns a row for each id, for all tables in one call; the client makes keys unique before
+sending them. At the first forward of a step, one row per distinct key arrives, with the index of
+each id's row. Later forwards of the same step (micro-batches, a forward that is computed again)
+find their keys among the announced keys.
 
 With a store in this process, or a server that shares its GPU's memory, rows and gradients may be in
 the device's memory, in arrays that the framework makes (`MakeRows`).
@@ -30,7 +30,8 @@ class Positions(NamedTuple):
 
 
 Named = Keys | Positions
-"""The ids of gradients: keys (n,); or, within a step, indices into its distinct keys."""
+"""The ids to which gradients belong: keys (n,); or, within a step, indices into the step's distinct
+keys."""
 
 
 class Found(NamedTuple):
@@ -64,7 +65,7 @@ class AnnouncedStep:
     def __init__(
         self, step: Any, keys: Mapping[str, Keys], given: Any = None, looks: str = "evaluate"
     ) -> None:
-        """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,).
+        """Use an `embstore_training.run.Step` that was announced with `keys` by table, (n,).
         `looks` is for messages: it names the caller's function that reads rows without training."""
         self._step = step
         self._looks = looks
@@ -73,7 +74,7 @@ class AnnouncedStep:
         self.given = given
         """The adapter's other data of the step's batch."""
         self._keys = keys
-        self._found: dict[str, Found] = {}  # Of all announced keys; empty before the first forward.
+        self._found: dict[str, Found] = {}  # Of all announced keys; first empty.
 
     @property
     def is_finished(self) -> bool:
@@ -90,7 +91,8 @@ class AnnouncedStep:
 
         Parameters
         ----------
-        make : makes the arrays for rows if they are looked up now. None: they are in host memory
+        make : makes the arrays for the rows, if this call looks the rows up. None: rows are in host
+            memory
 
         Raises
         ------
@@ -125,7 +127,7 @@ class AnnouncedStep:
     def update(
         self, gradients: Mapping[str, tuple[Named, Rows]], **options: Any
     ) -> AcknowledgedUpdate:
-        """Finish the step by one update: the gradients of ids, by table.
+        """Finish the step by one update with the gradients of ids, by table.
 
         Announced keys without a gradient are not part of the update.
         """
@@ -140,7 +142,8 @@ class AnnouncedStep:
     def update_unique(
         self, sums: Mapping[str, Rows | SomeGradients], **options: Any
     ) -> AcknowledgedUpdate:
-        """Finish the step by one update: one gradient sum per key, in the order of `rows`."""
+        """Finish the step by one update with one gradient sum per key, in the order of the distinct
+        keys' rows."""
         self._check_open()
         done: AcknowledgedUpdate = self._step.update_unique(sums, **options)
         return done
@@ -171,7 +174,7 @@ class AnnouncedStep:
     def _places(self, table: str, named: Named) -> NDArray[np.int32]:
         if isinstance(named, Positions):
             return named.places
-        # Gradients that were computed elsewhere may be the first to need the rows.
+        # If gradients were computed elsewhere, this may be the first code that needs the rows.
         announced, inverse, keys = self._keys[table], self.announced()[table].inverse, named
         assert inverse is not None
         if np.array_equal(keys, announced):

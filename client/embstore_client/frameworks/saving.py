@@ -1,10 +1,10 @@
 """A checkpoint of the store and a file of a framework, under one label.
 
 The file is written and synced first, under a unique name, which the metadata of the checkpoint
-contains. The checkpoint completes both. If the checkpoint fails, or the trainer is killed before
-it, a file remains that no checkpoint names, and the label is free. A file is removed when its
-checkpoint is: when a new checkpoint pushes it out or replaces it, or when a restore undoes it. Only
-files that a checkpoint of this store has named are removed.
+contains. The checkpoint is made last. If it fails, or the trainer is killed before it, a file
+remains that no checkpoint names, and the label is free. A file is removed together with its
+checkpoint: when a new checkpoint pushes out or replaces the checkpoint, or a restore undoes it.
+Only files that a checkpoint of this store has named are removed.
 
 **Replacing** a checkpoint must not lose both the old and the new one if the process is killed in
 between. So the new one is made as LABEL/replacing first. Then the label is dropped and made again;
@@ -32,8 +32,8 @@ from embstore.errors import (
 from embstore.handles.store import Store
 
 _REFUSALS = (CapacityError, CheckpointExistsError, InvalidArgumentError, PermissionDeniedError)
-"""Errors after which the checkpoint does not exist. After other errors it may exist, and it needs
-its file."""
+"""Errors after which the checkpoint does not exist. After other errors the checkpoint may exist,
+and then needs its file."""
 
 
 Parts = Mapping[str, Any]
@@ -46,7 +46,7 @@ class Saved(NamedTuple):
     last_step: int
     """The place of the session."""
     load: Callable[[], Any]
-    """Sets the parts to the saved values, or returns new parts with these values."""
+    """Sets the parts to the saved values, or returns new parts with the saved values."""
     name: str = ""
     """The name of the file."""
 
@@ -61,8 +61,8 @@ class KeptFile(NamedTuple):
     """Returns a function that writes parts and a place. Raises InvalidArgumentError if a part
     cannot be saved."""
     reading: Callable[[Path, str, Parts], Saved]
-    """Returns the contents of the file of a label for the given parts, and does not change these
-    parts. Raises InvalidArgumentError if the file has other parts."""
+    """Returns the contents of a label's file for the given parts, without changing the parts.
+    Raises InvalidArgumentError if the file has other parts."""
 
     def save(
         self,
@@ -80,7 +80,8 @@ class KeptFile(NamedTuple):
 
         Raises
         ------
-        The errors of `writing` and `Store.checkpoint`; then nothing is kept, and the label is free.
+        The errors of `writing` and `Store.checkpoint`; after an error no file is kept, and the
+        label is free.
         """
         write = self.writing(parts, last_step)
         path = Path(directory, f"{quote(label, safe='')}-{token_hex(8)}{self.suffix}")
@@ -123,8 +124,8 @@ class KeptFile(NamedTuple):
                 Path(directory, name).unlink(missing_ok=True)
 
     def _names(self, store: Store) -> set[str]:
-        """Return the names of the files of all kept checkpoints, without names that leave the
-        directory."""
+        """Return the names of the files of all kept checkpoints, except names that point outside
+        the directory."""
         found = {kept.metadata.get(self.framework) for kept in store.checkpoints()}
         names = {name for name in found if isinstance(name, str)}
         return {name for name in names if name == Path(name).name and name.endswith(self.suffix)}
@@ -137,7 +138,7 @@ class KeptFile(NamedTuple):
         Raises
         ------
         CheckpointNotFoundError : there is no checkpoint with this label.
-        InvalidArgumentError : `save` has not made the checkpoint, or has made it with other parts.
+        InvalidArgumentError : the checkpoint was not made by `save`, or has other parts.
         OSError : the file cannot be read.
         """
         metadata = {checkpoint.label: checkpoint.metadata for checkpoint in store.checkpoints()}
@@ -175,8 +176,8 @@ def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> N
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value has only plain Python types, as a dict of progress does: no
-    tensors."""
+    """Return whether a value consists only of plain Python types, as a dict of progress does,
+    without tensors."""
     if isinstance(value, dict):
         return all(isinstance(name, str) for name in value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -207,7 +208,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
-    """Make a checkpoint, in place of the one that has its label, if there is one."""
+    """Make a checkpoint, in place of the checkpoint that has the label, if there is one."""
     meanwhile = f"{label}/replacing"
     _drop(store, meanwhile)  # left by a trainer that was killed in this function
     if label in {kept.label for kept in store.checkpoints()}:

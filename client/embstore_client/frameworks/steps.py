@@ -1,10 +1,10 @@
-"""The steps of a module: gradients are kept until a step is sent, in a loop of `ahead` or outside.
+"""The steps of a module, in a loop of `ahead` or outside: gradients are kept until a step is sent.
 
-Outside a loop, lookups are sent to the store, and a step is a separate update. Within a loop, both
-belong to the current announced step: its tables have no other writer, and the session's place (its
-last finished step) is part of every checkpoint. If the loop does not finish a step, the run
-releases it, and warns if its rows were used. A rank that has finished its batches notifies the
-store, and the other ranks continue without it (`ending`).
+Outside a loop, each lookup is sent to the store, and a step is a separate update. Within a loop,
+lookups and updates belong to the current announced step: the step's tables have no other writer,
+and the session's place (its last finished step) is part of every checkpoint. If the loop does not
+finish a step, the run releases the step, and warns if the step's rows were used. A rank that has
+finished its batches notifies the store, and the other ranks continue without it (`ending`).
 """
 
 import os
@@ -39,7 +39,7 @@ class Announced(NamedTuple):
 
     batch: Any
     keys: dict[str, Keys]
-    """The keys that its forwards look up, by table, (n,)."""
+    """The keys that the batch's forwards look up, by table, (n,)."""
     given: Any = None
     """The adapter's other data of the batch."""
     prepare: Callable[[Mapping[str, Any]], object] | None = None
@@ -48,8 +48,8 @@ class Announced(NamedTuple):
 
 
 def _warn_of_nothing(stats: Any, name: str | None) -> None:
-    """Warn of a loop that skipped all of its batches, as happens to the batches of a second
-    epoch."""
+    """Warn if a loop has skipped all of its batches, as happens in a second epoch of the same
+    name."""
     if stats.skipped and not stats.steps:
         warnings.warn(
             f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were skipped "
@@ -60,7 +60,7 @@ def _warn_of_nothing(stats: Any, name: str | None) -> None:
 
 
 def _warn_of_the_rest(name: str | None, place: int) -> None:
-    """Warn of a loop that resumes while the other parts of the trainer have not been restored."""
+    """Warn if a loop resumes, but the other parts of the trainer have not been restored."""
     warnings.warn(
         f"the loop {name!r} resumes after step {place}, but load() was not called: rows are as of "
         "that step, while the dense part, optimizer and schedule are new; load() a label of "
@@ -101,8 +101,8 @@ def in_groups(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
 
 
 def nothing() -> None:
-    """Do nothing: the default for `synchronize`, for a framework whose backward passes keep
-    gradients before they return."""
+    """Do nothing: the default for `synchronize`. It suits a framework whose gradients are kept
+    before a backward pass returns."""
 
 
 class Steps:
@@ -129,13 +129,13 @@ class Steps:
         join, frozen : see `KeptGradients`
         """
         self.gradients = KeptGradients(join, frozen)
-        finalize(self, self.gradients.warn_unsent)  # when the module or the process ends
+        finalize(self, self.gradients.warn_unsent)  # called when the module or the process ends
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # None outside a loop: an `embstore_training.run.Run`.
-        self._ending: Ending | None = None  # Of the previous loop, until it was waited for.
+        self._ending: Ending | None = None  # Of the previous loop, until its ranks end.
         self._settings = forgets, looks, synchronize, join, accumulates
         self._last_step = last_step
-        self._is_given_up = False  # Whether the kept gradients are not to be sent.
+        self._is_given_up = False  # Whether the kept gradients must not be sent.
         self._is_loaded = False  # Whether `load` was called.
         self._names: set[str | None] = set()  # The names of the loops so far.
         self._stats: Callable[[], Any] = nothing
@@ -150,8 +150,8 @@ class Steps:
 
     @property
     def last_step(self) -> int:
-        """The last finished step of the session of the current loop, or of the last loop. After a
-        loop of several ranks, other ranks may still be training."""
+        """The last finished step of the session of the current or last loop. After a loop of
+        several ranks, other ranks may still be training."""
         step = self.at_hand
         if self._ending is not None:
             return self._ending.last_step
@@ -162,8 +162,8 @@ class Steps:
         return self._stats()
 
     def rows(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
-        """Return the rows of keys (n,) by table; with `admit=False` always from the store, not the
-        step."""
+        """Return the rows of keys (n,) by table; with `admit=False` they are always read from the
+        store, not from the step."""
         if admit and self.at_hand is not None:
             return self.at_hand.rows(keys)
         return from_store(store, keys, admit=admit)
@@ -171,7 +171,7 @@ class Steps:
     def send(
         self, store: Store, *, is_skipped: bool = False, **options: Any
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients as one update, or skip them; either finishes the current step.
+        """Send the gradients as one update, or skip them; both finish the current step.
 
         If several ranks share a step, a rank without gradients takes part with an empty share.
 
@@ -202,7 +202,7 @@ class Steps:
 
         Raises
         ------
-        The store's errors; their messages advise on gradients that are kept, or on a loop that
+        The store's errors. Their messages add advice about the kept gradients, or about a loop that
         holds a table.
         """
         step = self.at_hand
@@ -216,7 +216,7 @@ class Steps:
             ) from exc
 
     def sums(self) -> Share:
-        """Return the gradient of each key that has one, by table: the sum over its occurrences, in
+        """Return, by table, each key that has gradients, with their sum over its occurrences, in
         host memory."""
         self._settings[2]()
         kept, step = self.gradients.by_table(), self.at_hand
@@ -227,12 +227,13 @@ class Steps:
         return summed({table: (keys[table], on_host(rows)) for table, (_, rows) in kept.items()})
 
     def give_up(self) -> None:
-        """Mark the gradients as not to be sent. When the loop continues, they are discarded, and
-        its step is skipped."""
+        """Mark the gradients as not to be sent. When the loop continues, the gradients are
+        discarded, and the loop's step is skipped."""
         self._is_given_up = True
 
     def clear(self) -> None:
-        """Discard the gradients; after `give_up` also skip an unfinished current step."""
+        """Discard the gradients; after `give_up` also skip the current step, if it is
+        unfinished."""
         self._settings[2]()
         step, is_given_up = self.at_hand, self._is_given_up
         self._is_given_up = False
@@ -241,7 +242,7 @@ class Steps:
             step.skip()
 
     def roll_back(self, last_step: int) -> None:
-        """Set the place to that of a restored checkpoint, outside a loop."""
+        """Set the place to that of a restored checkpoint. Called outside a loop."""
         self.clear()
         self._last_step = last_step
         self._is_loaded = True
@@ -284,7 +285,8 @@ class Steps:
             )
 
     def synchronize(self) -> None:
-        """Wait until the store has all steps that are finished here: the state of a checkpoint.
+        """Wait until the store has all steps that this trainer has finished, which a checkpoint
+        must contain.
 
         Raises
         ------
@@ -342,7 +344,7 @@ class Steps:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
                 with run.reporting(store, self.report) as note:
                     for step in steps:
-                        self._last_step = step.number - 1  # the store may not have reached it yet
+                        self._last_step = step.number - 1  # the store may be behind it
                         keys, given = step.batch.keys, step.batch.given
                         self.at_hand = AnnouncedStep(step, keys, given, self._settings[1])
                         yield self.at_hand, step.batch
@@ -362,7 +364,7 @@ class Steps:
     ) -> None:
         """Warn if the session resumes at a step, but this trainer has not restored its other
         parts."""
-        run.expect_place(self._last_step)  # the place that `load`, or the last loop, has set
+        run.expect_place(self._last_step)  # the place that `load` or the last loop has set
         if resume and run.last_step and not self._is_loaded and name not in self._names:
             _warn_of_the_rest(name, run.last_step)
         self._names.add(name)

@@ -1,12 +1,12 @@
 """The tables of a module, and the features that are looked up in them.
 
-An **entry** is an `Ids` or a `Bag`. Several entries may name one table; their features then have
-activations of several kinds: a sum and a mean, or pooled rows and a row per id. It is still one
-table with one lookup and one update. A feature may be in several tables; its activations are then
-named `feature@table` for each table, as in TorchRec.
+An **entry** is an `Ids` or a `Bag`. Several entries can name one table; its features then have
+activations of several kinds: a sum and a mean, or pooled rows and a row per id. The table still has
+one lookup and one update. A feature can be in several tables; its activations are then named
+`feature@table` for each table, as in TorchRec.
 
-Ids are keys of a table, or they are **hashed** (`ids="hash"`). The features of one table share its
-keys in either case, because the seed of the hash is the table's name. A table without `rows` has
+Ids are keys of a table, or are **hashed** to keys (`ids="hash"`). In both cases the features of one
+table share its keys, because the seed of the hash is the table's name. A table without `rows` has
 sparse keys: any 64 bits are a key except -1, which is padding everywhere.
 """
 
@@ -29,17 +29,17 @@ from embstore_client.frameworks.padding import PADDING
 
 BagMode = Literal["sum", "mean"]
 IdKind = Literal["keys", "hash"]
-"""The kind of ids: keys of the table, or ids of any kind, which are hashed."""
+"""The kind of ids: either keys of the table, or ids of any kind that are hashed."""
 
 ROWS_OF_INITIALIZER_MAX = 1 << 20
-"""Most rows for which the default initializer's range shrinks. TorchRec's rule is made for tables
-whose every row is trained often. With 2**40 hashed ids it would initialize rows within 1e-6, from
-where SGD never moves them away."""
+"""The number of rows up to which the range of the default initializer shrinks. TorchRec's rule is
+made for tables in which every row is trained often. With 2**40 hashed ids, that rule would
+initialize rows within 1e-6, and SGD would never move them away from there."""
 
 
 def default_initializer(rows: int | None) -> Uniform:
-    """Return the default initial value of rows: uniform in +-1/sqrt(rows), as in TorchRec, but no
-    narrower than +-2**-10, which is also the range for sparse keys (None)."""
+    """Return the default initializer: uniform in +-1/sqrt(rows), as in TorchRec, but no narrower
+    than +-2**-10. For sparse keys (rows=None) the range is +-2**-10."""
     count = ROWS_OF_INITIALIZER_MAX if rows is None else max(rows, 1)
     bound = 1 / sqrt(min(count, ROWS_OF_INITIALIZER_MAX))
     return Uniform(-bound, bound)
@@ -66,8 +66,9 @@ class Ids:
     seed: int | None = None
     """Seed of the initializer. None: it is derived from the name."""
     padding_idx: int | str | None = None
-    """An id that is padding, as -1 always is: its row is zeros, and is not trained. For hashed ids
-    it can be any id, also text; "" makes missing ids padding. For sparse keys it is any integer."""
+    """An id that is padding in addition to -1: its row is zeros, and is not trained. If ids are
+    hashed, it can be any id, also text; "" makes missing ids padding. For sparse keys it can be any
+    integer."""
     trainable: bool = True
     """Whether the table is trained. False: it begins frozen, gets no update, and its t stays."""
     ids: IdKind = "keys"
@@ -97,7 +98,8 @@ class Ids:
 
     @property
     def padding_key(self) -> int | None:
-        """The int64 key that is padding in addition to -1, or None, as always for hashed ids."""
+        """The int64 key that is padding in addition to -1, or None; always None if ids are
+        hashed."""
         padding = self.padding_idx
         if not isinstance(padding, int) or self.hashes:
             return None
@@ -135,8 +137,8 @@ class Ids:
     def create(self, store: Store) -> None:
         """Create the table if it does not exist; see `Store.create_table`.
 
-        Without an initializer an existing table keeps its own, also after it has grown: the default
-        depends on the number of rows with which the table was created.
+        If no initializer is given, an existing table keeps its own, even if it has grown: the
+        default depends on the number of rows with which the table was created.
         """
         made: dict[str, Any] = {
             "dim": self.dim,
@@ -179,7 +181,7 @@ class FeatureLookup:
     """The name of its activations: the feature's name, or `feature@table`."""
     feature: str
     of: Ids
-    """The table's entry, which also says how rows are pooled."""
+    """The table's entry, which also defines how rows are pooled."""
 
 
 _OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable", "ids")
@@ -187,7 +189,7 @@ _OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable", "id
 
 
 def checked(entries: Iterable[Any], *kinds: type[Ids]) -> tuple[Any, ...]:
-    """Return the entries as a tuple, if all of them are of these kinds.
+    """Return the entries as a tuple, after checking that all of them are of these kinds.
 
     Raises
     ------
@@ -259,7 +261,7 @@ def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[s
 
 
 def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
-    """Return the error for ids that are not keys; `what` names the ids."""
+    """Return the error for ids that are not valid keys; `what` names the ids."""
     found = getattr(ids, "dtype", type(ids).__name__)
     return InvalidArgumentError(
         f'{what}: expected {expected}, found {found}; {of_other_ids()}, or make it with ids="hash"'
@@ -267,8 +269,8 @@ def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
 
 
 def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[str]) -> list[Ids]:
-    """Return entries with the store's present learning rates, or with the original ones if the
-    store cannot be asked. Entries of frozen tables are returned as not trainable."""
+    """Return entries with the store's present learning rates, or with the original rates if the
+    store cannot be reached. Entries of frozen tables are returned as not trainable."""
     made = [replace(entry, trainable=entry.name not in frozen) for entry in entries]
     try:
         facts = {} if store is None else store.table_facts()

@@ -16,24 +16,24 @@
     padding      distinct rows in arrays of few sizes, pooled within a compiled function
     callbacks    lookups from within a compiled function
     trees        pytrees in a file, saved with a checkpoint of the store
-    embeddings   tables, loops, and all of these
+    embeddings   the class `Embeddings`: tables and loops
 
-**Three forms.** They differ in where rows are pooled, and so in the gradients that the store gets.
+**Three forms** of a step differ in where rows are pooled, and so in the gradients that the store
+gets.
 
     activations   pooled on the host      gradients of bags    step.update
     rows, places  pooled by `pool`        gradients of rows    step.update_unique
     callback      pooled on the host      gradients of bags    embeddings.step
 
-**Exactness.** A table has the same digest as in a NumPy program that passes the same gradients to
-`update`, `update_unique` or a callback. With gradients of bags, the gradient of a bag becomes the
-gradients of its ids by rule 8 of contract.md, and the gradients of an id are added by rule 2. The
-rows of a bag are added by rule 2 in the forward, too. XLA computes only the dense part. With
-gradients of rows, XLA computes the sums of both passes, on a GPU perhaps in another order each
-time.
+**Exactness.** A table has the same digest as if a NumPy program had passed the same gradients to
+the store. With gradients of bags, the gradient of a bag becomes the gradients of its ids by rule 8
+of contract.md, and the gradients of an id are added by rule 2. The rows of a bag are added by rule
+2 in the forward, too. XLA computes only the dense part. With gradients of rows, XLA computes the
+sums in forward and backward pass; on a GPU their order may change from run to run.
 
-Rejected: rule 2 within a compiled function, because XLA may contract its products and sums, and
-flushes denormals. Also rejected: a gradient of activations that `pool` would hide in the gradient
-of rows.
+Two alternatives were rejected. Rule 2 within a compiled function would not be exact, because XLA
+may contract its products and sums, and flushes denormals. The other was to hide a gradient of
+activations in the gradient of rows that `pool` returns.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

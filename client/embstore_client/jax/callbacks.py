@@ -1,19 +1,19 @@
 """Lookups from within a compiled function, by ordered callbacks to the host.
 
-The function of ids has a custom gradient (`jax.custom_vjp`). In the backward pass, a second
-callback takes the gradients of its outputs to the host, where they are kept until
-`Embeddings.step`. JAX's backward pass visits only values that depend on differentiated ones, and
-ids are not differentiated. So there is one more argument, the **anchor**: a scalar that is
-differentiated, with a gradient of 0.
+The function that looks up ids has a custom gradient (`jax.custom_vjp`). In the backward pass, a
+second callback sends the gradients of the function's outputs to the host, where they are kept until
+`Embeddings.step`. JAX's backward pass visits only values that depend on differentiated values, and
+ids are not differentiated. Therefore the function has one more argument, the **anchor**: a scalar
+that is differentiated, with a gradient of 0.
 
-Forward and backward callbacks are ordered: JAX runs each as often as the program does, and in the
-program's order. The number of a forward is passed to its backward pass within the program, so a
-forward without a backward pass leaves no data on the host. Without differentiation no row is
-admitted to the cache, because that is evaluation. An output that the loss does not use has no
-gradient (`symbolic_zeros`).
+Forward and backward callbacks are ordered: JAX runs each callback exactly as often as it occurs in
+the program, and in the program's order. The number of a forward is passed to its backward pass
+within the program, so a forward without a backward pass leaves no data on the host. A program that
+does not differentiate evaluates, so its lookups admit no rows to the cache. An output that the loss
+does not use gets no gradient (`symbolic_zeros`).
 
-JAX flushes denormals in the threads that run callbacks; code that computes on the host keeps
-denormals (`embstore.arithmetic.denormals`).
+JAX flushes denormals in the threads that run callbacks; code of this project that computes there
+keeps denormals (`embstore.arithmetic.denormals`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,16 @@ from embstore_client.frameworks.steps import Steps
 from embstore_client.frameworks.tables import FeatureLookup, Ids
 
 LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
-"""Returns the rows of keys (n,) by table; the bool is whether missing rows enter the cache."""
+"""Returns the rows of keys (n,) by table; the bool determines whether missing rows are admitted to
+the cache."""
 _INT32_ROWS = 1 << 31
 """A table with more rows than this has ids beyond int32."""
 
 
 @dataclass(eq=False)
 class Host:
-    """The host's side of callbacks. Compiled functions keep it, and compare it by identity."""
+    """The host's side of callbacks. Compiled functions keep this object, and compare it by
+    identity."""
 
     tables: Mapping[str, Ids]
     lookups: Sequence[FeatureLookup]
@@ -79,7 +81,7 @@ activations.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _outputs(host: Host, features: Any) -> dict[str, Any]:
-    """Return shape and dtype of the activations of ids of which only shape and dtype are known."""
+    """Return the shape and dtype of activations, from the shape and dtype of ids."""
     examples = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), features)
     outputs = {}
     given = given_of(host.lookups, examples)

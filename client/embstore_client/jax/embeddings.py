@@ -1,9 +1,9 @@
 """Tables of a store (`frameworks.backed`) for programs in JAX: batches with rows, and updates.
 
-Rows are no parameters. A compiled function gets the rows of a batch as a pytree, and returns their
-gradients; or it looks up the rows itself (`callbacks`).
+Rows are no parameters. A compiled function either gets the rows of a batch as a pytree and returns
+their gradients, or looks up the rows itself (`callbacks`).
 
-Not to be shared between threads; callbacks run in threads of JAX.
+An `Embeddings` must not be shared between threads; callbacks run in threads of JAX.
 """
 
 import os
@@ -33,7 +33,7 @@ class Loaded(NamedTuple):
     last_step: int
     """The place: the number of finished steps of the session."""
     parts: dict[str, Any]
-    """The pytrees by name."""
+    """The loaded pytrees by name."""
 
 
 class Embeddings(StoreBacked):
@@ -46,8 +46,8 @@ class Embeddings(StoreBacked):
 
         Parameters
         ----------
-        tables : `Bag`: a feature's activations are (bags, dim). `Ids`: a row for each id, (*, dim).
-            Several entries may name one table
+        tables : `Bag` or `Ids` objects. A feature of a `Bag` has activations (bags, dim); a feature
+            of `Ids` has a row for each id, (*, dim). Several objects can name one table
         """
         self._use(
             store,
@@ -64,8 +64,8 @@ class Embeddings(StoreBacked):
     # Outside of compiled functions
 
     def lookup(self, features: Mapping[str, Any], *, admit: bool = True) -> Step:
-        """Return the rows of a batch, without a session; its update is a separate update of the
-        store.
+        """Return the rows of a batch outside a session; the batch's update is a separate update of
+        the store.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Embeddings(StoreBacked):
             one id per bag; or a tuple (ids (n,), offsets (bags,), weights (n,) or None), where bag
             b begins at offsets[b]. For `Ids`: any shape. An id of -1 is padding, and so is the
             table's padding_idx. Other features are ignored
-        admit : whether missing rows are admitted to the cache; False to evaluate
+        admit : whether missing rows are admitted to the cache; use False to evaluate
 
         Raises
         ------
@@ -94,22 +94,23 @@ class Embeddings(StoreBacked):
         world_size: int = 1,
         **session: Any,
     ) -> Iterator[Step]:
-        """Yield a step for each batch; the store reads its rows into its cache ahead of the loop.
+        """Yield a step for each batch; the store reads the batch's rows into its cache ahead of the
+        loop.
 
-        The body updates, releases or skips the step. A step that it does not finish is released,
-        with a warning if its rows were used. If there are several ranks, a rank with fewer batches
-        waits at the end of its loop, while the other ranks continue without it.
+        The loop's body updates, releases or skips the step. If the body does not finish a step, the
+        step is released, with a warning if its rows were used. If there are several ranks, a rank
+        with fewer batches waits at the end of its loop; the other ranks continue without it.
 
         Parameters
         ----------
         batches : any iterable; a separate thread iterates over it
-        features : returns the ids of a batch, as `lookup` takes them; called in the thread of the
-            batches
-        name : name of the session, by which it resumes after `load`, and by which its ranks find
+        features : function that returns the ids of a batch, in the form that `lookup` accepts; it
+            is called in the thread that iterates over the batches
+        name : name of the session, by which the loop resumes after `load`, and by which ranks find
             each other
         lookahead : number of steps that are announced ahead
-        rank, world_size : this process among those that share each step: `jax.process_index()` and
-            `jax.process_count()`
+        rank, world_size : the number of this process, and the number of processes that share each
+            step: `jax.process_index()` and `jax.process_count()`
         session : further arguments of `Store.session`
 
         Raises
@@ -144,15 +145,15 @@ class Embeddings(StoreBacked):
         """Return the activations of each feature, looked up while a compiled function runs.
 
         Backward passes keep the gradients until `step`. A lookup that is differentiated admits rows
-        to the cache; another lookup only reads. In a loop of `ahead`, ids belong to the loop's
-        current step. This works on one device, and not within `jax.vmap` or `jax.checkpoint`, which
-        have no ordered effects.
+        to the cache; any other lookup only reads. In a loop of `ahead`, ids belong to the loop's
+        current step. Callbacks work on one device, and not within `jax.vmap` or `jax.checkpoint`,
+        which do not support ordered effects.
 
         Parameters
         ----------
-        features : as in `lookup`, but in JAX arrays; weights get no gradient
+        features : as in `lookup`, but as JAX arrays; weights get no gradient
         anchor : a float scalar that is differentiated, like the loss's parameters. JAX's backward
-            pass reaches callbacks only through it. Its gradient is 0
+            pass reaches callbacks only through the anchor. Its gradient is 0
 
         Returns
         -------
@@ -161,9 +162,9 @@ class Embeddings(StoreBacked):
 
         Raises
         ------
-        InvalidArgumentError : when the function is compiled: a feature is missing, or has another
-            shape or dtype. An error in a callback is raised as a JaxRuntimeError that contains its
-            name.
+        InvalidArgumentError : a feature is missing, or has a wrong shape or dtype; raised when the
+            function is compiled. An error in a callback is raised as a JaxRuntimeError that
+            contains the error's name.
         """
         names = dict.fromkeys(lookup.feature for lookup in self.lookups)
         own = {name: features[name] for name in names if name in features}
@@ -179,8 +180,8 @@ class Embeddings(StoreBacked):
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes through `callback` have left, as one update.
 
-        This waits for the callbacks of functions that were called. A table without gradients is not
-        updated, and its t stays. In a loop of `ahead` this finishes the step.
+        This method waits for the callbacks of functions that were called. A table without gradients
+        is not updated, and its t stays. In a loop of `ahead` this method finishes the step.
 
         Parameters
         ----------
@@ -192,8 +193,8 @@ class Embeddings(StoreBacked):
 
         Raises
         ------
-        InvalidArgumentError : a gradient is not finite. Gradients are kept, for another try or
-            `zero_grad`.
+        InvalidArgumentError : a gradient is not finite. Gradients are kept, so that `step` or
+            `zero_grad` can be called again.
         """
         scale = 1.0 / self._steps.ranks.world_size if gradient_scale is None else gradient_scale
         return self._steps.send(
@@ -227,21 +228,22 @@ class Embeddings(StoreBacked):
     ) -> Loaded:
         """Go back to a checkpoint of `save`: the store, the session's place, and the pytrees.
 
-        Call it outside a loop. A loop of the session's name continues after the place, and its
-        batches must start there too: `itertools.islice(batches, place, None)`.
+        Call this method outside a loop. A loop of the session's name continues after the place, and
+        must be given the batches from there on: `itertools.islice(batches, place, None)`.
 
         Parameters
         ----------
         rank : rank 0 restores the store; other ranks only read the file, and wait for rank 0 before
             their loop
-        wait_s, force : for sessions that are open, such as a killed trainer's: see `Store.restore`
-        parts : pytrees of the same structure as the saved ones; their values do not matter
+        wait_s, force : what to do if a session is open, such as that of a killed trainer: see
+            `Store.restore`
+        parts : pytrees of the same structure as the saved pytrees; their values do not matter
 
         Raises
         ------
         CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or it has other
             parts. Nothing has changed.
-        TableHeldError : a session is open, still or again. Nothing has changed.
+        TableHeldError : a session is open. Nothing has changed.
         OSError : the file cannot be read.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)

@@ -1,18 +1,19 @@
 """Distinct rows of a batch in arrays of few sizes, and their pooling within a compiled function.
 
-Functions are compiled per shape, and hardly two batches have equally many distinct ids. So rows are
-padded to a **size**: the smallest of 8, 12, 16, 24, 32, 48, ... that has room for these rows and a
-quarter more. A table keeps its size until a batch outgrows it, and so does a feature with offsets,
-for its ids. A function is compiled again only when a size grows: after a few batches it is not
-compiled any more, and 26 tables do not lead to 2**26 combinations of sizes. At least one row of
-zeros follows the distinct rows.
+Functions are compiled per shape, and the number of distinct ids differs from batch to batch. So
+rows are padded to a **size**: the smallest of 8, 12, 16, 24, 32, 48, ... that has room for these
+rows and a quarter more. A table keeps its size until a batch outgrows the size. For a feature with
+offsets, the ids are padded in the same way. A function is compiled again only when a size grows. So
+after a few batches it is not compiled any more, and 26 tables do not lead to 2**26 combinations of
+sizes. At least one row of zeros follows the distinct rows.
 
 Padding has no effect. An entry of `inverse` at a padded position points to the row of zeros after
-the distinct rows; either it is in no bag, or its id is padding itself. Gradients of rows after the
-distinct rows are cut off.
+the distinct rows. Such an entry is in no bag, or its id is padding itself. Gradients of rows after
+the distinct rows are cut off.
 
-Rejected: sizes that are powers of two, which waste twice as much; and the number of ids as the
-size, with which a function is compiled once, but moves every repeated row.
+Two alternatives were rejected: sizes that are powers of two, which waste twice as much memory; and
+the number of ids as the size. With the latter a function is compiled once, but it moves every
+repeated row.
 """
 
 from collections.abc import Mapping
@@ -66,8 +67,8 @@ class Places:
     inverse: Any
     """(size,) int32, the row of each id; single ids keep their shape."""
     bags: Any
-    """(size,) int32, the bag of each id, rising; for padding the number of bags. None for single
-    ids."""
+    """(size,) int32, ascending: the bag of each id; the number of bags stands for padding. None for
+    single ids."""
     counts: Any
     """(bags,) float32, the number of ids of each bag, or None."""
     weights: Any
@@ -77,7 +78,7 @@ class Places:
 
 
 def padded_rows(rows: Rows, size: int) -> Any:
-    """Return rows (u, dim) as (size, dim), whose last rows are zeros."""
+    """Return rows (u, dim) padded to (size, dim) by rows of zeros."""
     padded = np.zeros((size, rows.shape[1]), np.float32)
     padded[: len(rows)] = rows
     return jnp.asarray(padded)
@@ -86,7 +87,7 @@ def padded_rows(rows: Rows, size: int) -> Any:
 def places_of(
     feature: str, of: Occurrences, inverse: NDArray[np.int32], count: int, sizes: Sizes
 ) -> Places:
-    """Return the places of a feature's ids; their rows are `inverse` (n,), indices below
+    """Return the places of a feature's ids, whose rows are given by `inverse` (n,), indices below
     `count`."""
     if of.is_single:
         single = inverse
@@ -109,10 +110,10 @@ def places_of(
 
 
 def pool(rows: Mapping[str, Any], places: Mapping[str, Places]) -> dict[str, Any]:
-    """Return the pooled rows of each feature, {feature: (bags, dim)}, or (*, dim) of single ids.
+    """Return the pooled rows of each feature, {feature: (bags, dim)}; (*, dim) for single ids.
 
     This is a pure function of `Step.rows` and `Step.places`, to be called in code that is compiled
-    and differentiated. XLA chooses the order of the sums, in both passes.
+    and differentiated. XLA chooses the order of the sums, in the forward and the backward pass.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """One batch: its rows for a compiled function, and the update by that function's gradients.
 
-A step has its rows in two forms. **Activations** are pooled on the host by the contract (rule 8).
-The function is differentiated with respect to them, and returns gradients of bags, which the store
-sums in its own order. **Rows** are the distinct rows, padded, and the function pools them itself.
-It returns gradients of rows, summed by XLA.
+A step offers its rows in two forms. **Activations** are pooled on the host by the contract (rule
+8). A function that is differentiated with respect to activations returns gradients of bags, which
+the store sums in its own order. **Rows** are the distinct rows, padded, which a function pools
+itself. Such a function returns gradients of rows, which XLA has summed.
 """
 
 from collections.abc import Collection, Mapping
@@ -45,7 +45,7 @@ class PlainStep:
         self._found = {table: Found(rows, once[table][1]) for table, rows in found.items()}
 
     def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
-        """Return the rows of all the batch's keys, for any `keys`."""
+        """Return the rows of all keys of the batch, whatever `keys` is."""
         return self._found
 
     def update(
@@ -67,7 +67,7 @@ class PlainStep:
 
 
 Source = AnnouncedStep | PlainStep
-"""Object that returns a step's rows, and receives its update."""
+"""An object that returns a step's rows, and receives the step's update."""
 
 
 class Step:
@@ -94,14 +94,15 @@ class Step:
         self._given = given
         self._sizes = sizes
         self._world_size = world_size
-        self._frozen = frozen  # tables that are frozen now; the set may change
+        self._frozen = frozen  # the frozen tables; this set may change
         self._scale = 1.0 / world_size
 
     @cached_property
     def activations(self) -> dict[str, Any]:
         """The pooled rows of each feature: (bags, dim), or (*, dim) for ids that are not pooled.
 
-        float32. They are computed by the contract, with the same bits on every machine.
+        Activations are float32. They are computed by the contract, with the same bits on every
+        machine.
         """
         found = pooled(self._given, self._found)
         return {feature: jnp.asarray(outputs) for feature, outputs in found.items()}
@@ -136,16 +137,17 @@ class Step:
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients of activations as one update. In a loop this finishes the step.
+        """Send the gradients of activations as one update. In a loop this method finishes the step.
 
         Parameters
         ----------
-        gradients : {feature: as `activations`}, of any float dtype. A feature that is left out, or
-            None, has no gradient. A table without gradients is not updated, and its t stays; the
-            same holds for a frozen table
-        learning_rate : for this update only, of all tables or by table, {name: rate}. None: the
-            learning rates of the tables
-        gradient_scale : None: 1 / world_size of the loop, so that the update is the ranks' mean
+        gradients : {feature: an array of the shape in `activations`}, of any float dtype. A feature
+            that is missing, or whose value is None, has no gradient. A table without gradients is
+            not updated, and its t stays; the same holds for a frozen table
+        learning_rate : the rate for this update only, of all tables or by table, {name: rate}.
+            None: the learning rates of the tables
+        gradient_scale : the factor of the gradients. None: 1 / world_size of the loop, so that the
+            update is the mean of the ranks
         on_nonfinite : "refuse", or "skip" an update with gradients that are not finite
 
         Returns
@@ -154,8 +156,8 @@ class Step:
 
         Raises
         ------
-        InvalidArgumentError : features, shapes or dtypes are others; or a gradient is not finite.
-            Nothing has changed.
+        InvalidArgumentError : features, shapes or dtypes differ from those of `activations`; or a
+            gradient is not finite. Nothing has changed.
         """
         sent = self._by_table(gradients)
         if not sent and self._world_size == 1:
@@ -182,7 +184,8 @@ class Step:
 
         Parameters
         ----------
-        gradients : {table: as `rows`}; a table that is left out, or None, is not updated
+        gradients : {table: an array of the shape in `rows`}; a table that is missing, or whose
+            value is None, is not updated
         """
         sent = _on_host(gradients, self._tables, "tables")
         sums = {}
@@ -198,16 +201,16 @@ class Step:
         )
 
     def grad_norm(self, gradients: Mapping[str, Any]) -> float:
-        """Return the L2 norm of gradients of activations, as `update` takes them, over the rows of
-        all tables. A row's gradient is the sum over its occurrences. To clip, give `update` the
-        factor for the gradients as `gradient_scale`.
+        """Return the L2 norm of gradients of activations, in the form that `update` accepts, over
+        the rows of all tables. A row's gradient is the sum over its occurrences. To clip gradients,
+        pass the factor for the gradients to `update` as `gradient_scale`.
 
         For gradients of `rows`, use the norm of the pytree instead. If ranks share the step, each
         rank returns the norm of its own gradients.
 
         Raises
         ------
-        InvalidArgumentError : features, shapes or dtypes are others.
+        InvalidArgumentError : features, shapes or dtypes differ from those of `activations`.
         """
         return norm_of([summed(self._by_table(gradients))])
 

@@ -3,9 +3,10 @@
     arr_0           JSON: {"last_step": place, "parts": {name: [[path, shape, dtype], ...]}}
     arr_1, ...      the bytes of the leaves, one part after the other
 
-A tree is identified by the paths of its leaves. The trees that `load` is given must have the same
-paths, with leaves of the same shapes and dtypes. The loaded trees have the form of these trees:
-containers, JAX arrays with their sharding, random keys, NumPy arrays, and Python numbers.
+A tree is identified by the paths of its leaves. The trees that are passed to `load` must have the
+same paths, with leaves of the same shapes and dtypes. The loaded trees have the same kinds of
+containers and leaves as the passed trees: JAX arrays with their sharding, random keys, NumPy
+arrays, and Python numbers.
 """
 
 import json
@@ -24,7 +25,7 @@ from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
 class _Leaf(NamedTuple):
     """The properties of a leaf; a saved leaf is loaded only in place of a leaf with the same
-    ones."""
+    properties."""
 
     path: str
     shape: list[int]

@@ -1,4 +1,5 @@
-"""Embedding tables of a store as layers of Keras 3 on TensorFlow. Importing this loads both.
+"""Embedding tables of a store as layers of Keras 3 on TensorFlow. Importing this package loads
+Keras and TensorFlow.
 
     embeddings = EmbeddingBagCollection(
         store, [Bag("ads", dim=64, rows=10**7, features=["c1"], optimizer=RowWiseAdagrad(0.05))]
@@ -19,18 +20,18 @@
     saving      a checkpoint of the store, and a file of variables, under one label
 
 `frameworks.backed` describes a step, and its exactness. Lookups and the work of a backward pass are
-Python functions in TensorFlow's graph, so they are the same when a step is compiled.
+Python functions in TensorFlow's graph, so compiled steps use the same functions.
 
 **How a backward pass reaches a layer.** TensorFlow's backward pass visits only values that depend
-on a watched variable. Each layer has one scalar that every tape watches (`forward.Watched`). It is
-not a Keras variable, so it is not trained, counted or saved.
+on a watched variable. Each layer has one scalar that every tape watches (`forward.Watched`). This
+scalar is not a Keras variable, so it is not trained, counted or saved.
 
 Activations are pooled by rule 8 of contract.md, so they are bitwise equal to the results of
 `lookup_pooled`.
 
-Rejected: gradients as tf.IndexedSlices of a variable that stands for a table, because Keras's
-optimizers would apply them, and sum them in another order. Also rejected: a `train_step` for models
-to inherit, because a functional model cannot inherit one.
+Two alternatives were rejected. If gradients were tf.IndexedSlices of a variable that stands for a
+table, Keras's optimizers would apply them, and sum them in another order. A `train_step` for models
+to inherit would exclude functional models, which cannot inherit one.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

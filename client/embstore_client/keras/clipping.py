@@ -1,8 +1,8 @@
-"""Clipping by the norm of all gradients, of variables and of rows, as `tf.clip_by_global_norm` does
-for variables.
+"""Clips gradients of variables and of rows by their common norm, as `tf.clip_by_global_norm` does
+for variables alone.
 
-Rows are no variables, so an optimizer's `global_clipnorm` does not see their gradients: it clips
-within compiled code.
+Rows are no variables, so an optimizer's `global_clipnorm`, which clips within compiled code, does
+not see their gradients.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def clip_by_global_norm(
 
     Parameters
     ----------
-    gradients : the gradients of variables; None for a variable without one
+    gradients : the gradients of variables; None for a variable without a gradient
     clip_norm : the bound of the norm of all gradients
     layers : the layers that are trained together with the variables; their gradients are changed
 
@@ -40,9 +40,9 @@ def clip_by_global_norm(
 
     Raises
     ------
-    InvalidArgumentError : the call is within a tf.function, which would run it only once, when
-        traced; no layer is given, or an object that is no layer of a store; or clip_norm is below
-        0.
+    InvalidArgumentError : the call is within a tf.function, which would run it only once, when the
+        function is traced; no layer is given; an object is no layer of a store; or clip_norm is
+        below 0.
     """
     if tf.inside_function():
         raise InvalidArgumentError(

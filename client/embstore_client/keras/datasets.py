@@ -1,8 +1,8 @@
-"""A dataset that reads no batch before it is asked for one.
+"""A dataset that reads a batch only when the batch is requested.
 
-`fit` asks for a batch when it trains on it. By default TensorFlow adds a prefetch to a dataset,
-which is turned off here. If TensorFlow knows the number of batches, it does not ask for one more at
-the end.
+`fit` requests each batch just before training on it. By default TensorFlow adds a prefetch to a
+dataset; here the prefetch is turned off. If TensorFlow knows the number of batches, it does not
+request another batch at the end.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused
 
 
 def on_demand(batches: Callable[[], Iterator[Any]], like: Any) -> Any:
-    """Return a dataset of the batches that `batches()` yields in each epoch, with the number and
-    the form of `like`, a tf.data.Dataset."""
+    """Return a dataset of the batches that `batches()` yields in each epoch. Its number of batches
+    and their form are those of `like`, a tf.data.Dataset."""
     found = tf.data.Dataset.from_generator(batches, output_signature=like.element_spec)
     count = int(like.cardinality())
-    if count >= 0:  # neither unknown nor without end
+    if count >= 0:  # the number is known and finite
         found = found.apply(tf.data.experimental.assert_cardinality(count))
     options = tf.data.Options()
     options.autotune.enabled = False

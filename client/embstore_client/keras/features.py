@@ -1,12 +1,13 @@
-"""Ids in the shapes of TensorFlow, split into ids and bags. Works eagerly and in graphs.
+"""Ids in the shapes of TensorFlow, split into ids and bags. The functions work eagerly and in
+graphs.
 
 (bags, length)          bags of one length                bags, and ids
 (bags,)                 one id per bag                    bags, and ids
 RaggedTensor, rank 2    bags of any length, also empty    bags
 any shape               a row for each id                 ids
 
-Padding is recognized when a graph runs (`forward`). Ids of a table that hashes them may be tensors
-of tf.string, or may be no tensors; a graph hashes them when it runs.
+Padding is recognized when a graph runs (`forward`). If a table hashes ids, they can be tensors of
+tf.string, or objects that are no tensors; a graph hashes them when it runs.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class FeatureIds(NamedTuple):
     shape: Any
     """The shape of the activations, without dim, as a tensor of integers."""
     static_shape: Any
-    """The same shape, as far as it is known when a graph is made."""
+    """The shape of the activations without dim, as far as it is known when a graph is made."""
 
     @property
     def tensors(self) -> tuple[Any, Any, Any]:
@@ -41,7 +42,7 @@ class FeatureIds(NamedTuple):
 
 
 def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, FeatureIds]:
-    """Return the ids of every lookup from a mapping, which may contain other features too.
+    """Return the ids of every lookup from a mapping; the mapping may contain other features too.
 
     Raises
     ------
@@ -64,8 +65,8 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> FeatureI
 
     Raises
     ------
-    InvalidArgumentError : ids are not int32 or int64, or have another shape; or weights are no
-        floats, or not one for each id.
+    InvalidArgumentError : ids are not int32 or int64, or have a wrong shape; weights are no floats;
+        or there is not one weight for each id.
     """
     ids = _checked(_keys(table, ids), what)
     if isinstance(ids, tf.RaggedTensor):
@@ -89,7 +90,7 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> FeatureI
         tf.cast(flat, tf.int64),
         offsets,
         tf.zeros([0]) if weights is None else weights,
-        is_pooled=weights is not None or not is_single,  # one id is its own sum and mean
+        is_pooled=weights is not None or not is_single,  # a bag of one id is its own sum and mean
         is_weighted=weights is not None,
         shape=tf.reshape(count, [1]),
         static_shape=ids.shape[:1],
@@ -123,7 +124,7 @@ def _keys(table: Ids, ids: Any) -> Any:
 
 
 def _bits(ids: Any) -> Any:
-    """Return ids of uint64 as the int64 with the same bits."""
+    """Return ids of uint64 as int64 with the same bits."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(_bits(ids.flat_values))
     return tf.bitcast(ids, tf.int64)

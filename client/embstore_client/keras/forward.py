@@ -1,17 +1,18 @@
 """One call of a layer: from rows to activations, and their gradients in the backward pass.
 
-The lookup of all features is one Python function of TensorFlow. It assigns the call's number when
-it runs: within a graph such functions run in the order of the program. Each feature then passes
-through a separate operation, whose backward pass gives its gradient to another Python function. A
-feature that the loss does not use leaves no gradient, not even zeros. (If a call is in a
-tf.function, and its tape outside, TensorFlow makes zeros for unused outputs.) The second Python
-function returns the gradient of the watched scalar, because a graph leaves out operations whose
-results are not used.
+The lookup of all features is one Python function of TensorFlow (`tf.numpy_function`).
+It assigns the call's number when it runs: within a graph such functions run in the order of the
+program. Each feature then passes through a separate operation. The backward pass of this operation
+gives the feature's gradient to a second Python function. A feature that the loss does not use
+leaves no gradient, not even zeros. (If a call is inside a tf.function, and its tape outside,
+TensorFlow makes zeros for unused outputs.) The second Python function returns the gradient of the
+watched scalar, because a graph omits operations whose results are not used.
 
 The arguments of the backward pass are stored in tensors. So a call without a backward pass leaves
 no data in Python.
 
-TensorFlow runs both functions in threads that flush denormals; the code here keeps denormals.
+TensorFlow runs the two functions in threads that flush denormals; the code of this module keeps
+denormals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ LookUp = Callable[[dict[str, Keys]], dict[str, Found]]
 class Watched:
     """A scalar that every tape watches, so that backward passes reach values that depend on it.
 
-    The variable is in this separate object, where Keras does not look for variables.
+    The variable is an attribute of this separate object, where Keras does not look for variables.
     """
 
     def __init__(self) -> None:
@@ -68,8 +69,8 @@ class Forward:
         Parameters
         ----------
         look_up : called when the graph runs; returns the rows of keys (n,) by table
-        gradients : keeps the gradients of activations. None: they are dropped, and only weights get
-            gradients
+        gradients : keeps the gradients of activations. None: these gradients are dropped, and only
+            weights get gradients
         """
         self._look_up = look_up
         self._gradients = gradients
@@ -109,11 +110,12 @@ class Forward:
 
         return passed(watched(), output, given.weights)
 
-    # Called when the graph runs: NumPy arrays in the memory of TensorFlow, and results for it
+    # These functions are called when the graph runs. Their arguments are NumPy arrays in
+    # TensorFlow's memory.
 
     def _looked_up(self, *arrays: Any) -> list[Any]:
         """Return the number of the call, the activations of each feature, and the rows of the
-        weighted features. They are new arrays, which TensorFlow may use without a copy."""
+        weighted features. The arrays are new, so TensorFlow may use them without a copy."""
         number = 0 if self._gradients is None else self._gradients.next_forward()
         given = {
             lookup.name: _occurrences(lookup, of, arrays[3 * index : 3 * index + 3])
@@ -178,11 +180,11 @@ def _occurrences(lookup: FeatureLookup, given: FeatureIds, arrays: tuple[Any, ..
 
 
 def _of_means(products: Any, weights: Any, of: Occurrences) -> Any:
-    """Return the gradients of weights (n,), each of which was divided by its bag's total.
+    """Return the gradients of weights, (n,), where each weight was divided by the total of its bag.
 
     Parameters
     ----------
-    products : (n,) the gradients of the quotients, which are the weights of `of`
+    products : the gradients of the quotients, (n,); the quotients are the weights of `of`
     """
     assert of.offsets is not None
     totals = totals_of(weights, of.offsets)

@@ -1,6 +1,8 @@
-"""The base class of layers: tables of a store (`frameworks.backed`), calls over features, a step.
+"""The base class of layers: tables of a store (`frameworks.backed`), calls over features, and a
+step.
 
-One thread at a time; calls and backward passes may run in threads of TensorFlow.
+Only one thread at a time may use a layer; calls and backward passes may run in threads of
+TensorFlow.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +45,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
 
         Parameters
         ----------
-        tables : each a `Bag` or an `Ids`, as the class requires; several may name one table
+        tables : `Bag` or `Ids` objects, as the class requires; several objects can name one table
         layer : name, dtype and trainable of a Keras layer; activations have its compute dtype
 
         Raises
@@ -56,13 +58,13 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
                 f"{keras.backend.backend()}"
             )
         super().__init__(autocast=False, **layer)
-        self.supports_jit = False  # so that Keras's jit_compile="auto" compiles without XLA
+        self.supports_jit = False  # makes Keras's jit_compile="auto" compile without XLA
         self._watched = Watched()
-        self._dataset_loop: Generator[Any, None, None] | None = None  # Until it ended.
+        self._dataset_loop: Generator[Any, None, None] | None = None  # None after its end.
         self._use(store, checked(tables, *self._kinds), Steps("clear_gradients", _LOOKS))
 
     def get_config(self) -> dict[str, Any]:
-        """Return address, names and configuration, without rows, gradients or the token."""
+        """Return address, names and configuration; rows, gradients and token are left out."""
         tables = [
             config_of(replace(entry, trainable=entry.name not in self.frozen))
             for entry in self.entries
@@ -90,7 +92,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         store[_MARKER] = np.frombuffer(self._marker(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Warn if t shows that a file was saved with other rows than the store has."""
+        """Warn if t shows that the store's rows have changed since a file was saved."""
         self._compare(bytes(np.asarray(store[_MARKER])))
 
     def _announced(self, batch: Any, features: Any) -> Announced:
@@ -128,23 +130,24 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         gradient_scale: float = 1.0,
         max_norm: float | None = None,
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients that backward passes have left, as one update of all their tables.
+        """Send the gradients that backward passes have left, as one update of all tables that have
+        gradients.
 
-        A table without gradients is not updated, and its t stays. In a loop of `ahead` this
-        finishes the step. In `fit`, `StoreStep` calls this method.
+        A table without gradients is not updated, and its t stays. In a loop of `ahead` this method
+        finishes the step. In `fit`, `StoreStep` calls it.
 
         Parameters
         ----------
-        verdict : the verdict of a `LossScale`, after the optimizer's step. The store's part is
-            skipped if the dense part was. If only the store's own gradients overflow, only the
-            store's part is skipped, and the scale is lowered
-        learning_rate : for this update only, of all tables or by table, {name: rate}. None: the
-            learning rates of the tables
-        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update.
-            None: "skip" with a verdict, else "refuse"
-        gradient_scale : multiplies sums of gradients
-        max_norm : the bound of the norm of the sent gradients. The layer's gradients alone are
-            clipped, by their `grad_norm` after `gradient_scale`
+        verdict : the verdict of a `LossScale`, taken after the optimizer's step. The store's part
+            is skipped if the dense part was skipped. If only the store's gradients overflow, only
+            the store's part is skipped, and the scale is lowered
+        learning_rate : the rate for this update only, of all tables or by table, {name: rate}.
+            None: the learning rates of the tables
+        on_nonfinite : if gradients are not finite, "refuse" raises an error, and "skip" skips the
+            update. None: "skip" with a verdict, otherwise "refuse"
+        gradient_scale : the factor by which sums of gradients are multiplied
+        max_norm : the bound of the norm of the sent gradients. Only this layer's gradients are
+            clipped, by their `grad_norm` times `gradient_scale`
 
         Returns
         -------
@@ -154,8 +157,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         Raises
         ------
         InvalidArgumentError : the call is within a tf.function, which would run it only once, when
-            traced; or a gradient is not finite, and the update is not to be skipped: gradients are
-            then kept, for another try or `clear_gradients`.
+            the function is traced; or a gradient is not finite, and such updates are not skipped.
+            Gradients are then kept, so that `step` or `clear_gradients` can be called again.
         """
         if tf.inside_function():
             raise InvalidArgumentError(
@@ -170,7 +173,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         )
 
     def clear_gradients(self) -> None:
-        """Discard the gradients that backward passes have left. `step` does so, too."""
+        """Discard the gradients that backward passes have left. `step` also discards them."""
         self._steps.clear()
 
     # Look-ahead
@@ -189,14 +192,14 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         loop.
 
         Each batch is a step of a session, which is open as long as the loop. The loop's body ends
-        with `step`. A batch whose body does not call `step` is released, with a warning if its rows
-        were used. During the loop the tables have no other writer.
+        with `step`. If the body does not call `step` for a batch, the batch is released, with a
+        warning if its rows were used. During the loop the tables have no other writer.
 
         Parameters
         ----------
         dataset : a tf.data.Dataset or any other iterable; a separate thread iterates over it
-        features : returns the layer's arguments for a batch: one argument, a tuple of several, or a
-            list of these for calls of several micro-batches
+        features : function that returns the layer's arguments for a batch: one argument, a tuple of
+            several, or a list of these for the calls of several micro-batches
         name : name of the session; an earlier session of this name is resumed. None: a session
             without a name
         lookahead : number of steps that are announced ahead
@@ -220,9 +223,9 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
     def ahead_dataset(self, dataset: Any, *, features: Callable[[Any], Any], **session: Any) -> Any:
         """Return a dataset for `fit` with the batches of `ahead`; each epoch is a loop.
 
-        The dataset reads no batch before it is asked for one, so that `StoreStep` has finished the
-        step before. So do not call `prefetch` on the result, and do not give `fit` a
-        `class_weight`, which prefetches. `dataset` itself may prefetch.
+        The dataset reads a batch only when `fit` requests it, because `StoreStep` must have
+        finished the previous step. So do not call `prefetch` on the result, and do not give `fit` a
+        `class_weight`, which makes it prefetch. The argument `dataset` itself may prefetch.
 
         Parameters
         ----------
@@ -238,7 +241,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         return on_demand(batches, dataset)
 
     def end_loop(self) -> None:
-        """Close the session of a loop of `ahead_dataset`, if one is open. `StoreStep` does so."""
+        """If a loop of `ahead_dataset` is open, close its session. `StoreStep` calls this
+        method."""
         loop, self._dataset_loop = self._dataset_loop, None
         if loop is not None:
             loop.close()

@@ -48,7 +48,7 @@ class EmbeddingBag(StoreLayer):
         mode : "mean", or "sum"
         rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, ids : as in `Bag`
-        padding_idx : an id that is left out of its bag, as -1 always is
+        padding_idx : an id that is left out of bags, in addition to -1
         layer : name, dtype and trainable of a Keras layer; activations have its compute dtype
         """
         described = Bag(
@@ -71,8 +71,8 @@ class EmbeddingBag(StoreLayer):
         Parameters
         ----------
         ids : (bags, length) int32 or int64; (bags,), one id per bag; or a RaggedTensor. With
-            ids="hash" also tf.string, and any other ids that `embstore.hash_ids` takes
-        weights : floats, in the shape of the ids; they may require a gradient. A mean is then the
+            ids="hash" also tf.string, and any other ids that `embstore.hash_ids` accepts
+        weights : floats, in the shape of the ids; they can require a gradient. A mean is then the
             weighted sum divided by the sum of the bag's weights
         training : False: rows are not admitted to the cache, and no gradient is kept
         """
@@ -111,7 +111,7 @@ class Embedding(StoreLayer):
         table : the table's name in the store
         rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, ids : as in `Ids`
-        padding_idx : an id whose output is zeros, and whose row is not trained, as for -1
+        padding_idx : an id whose output is zeros and whose row is not trained, in addition to -1
         layer : name, dtype and trainable of a Keras layer; activations have its compute dtype
         """
         described = Ids(
@@ -129,7 +129,7 @@ class Embedding(StoreLayer):
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
         """Return a row for each id, (*, dim). Ids are int32 or int64 of any shape; with ids="hash"
-        also tf.string, and any other ids that `embstore.hash_ids` takes."""
+        also tf.string, and any other ids that `embstore.hash_ids` accepts."""
         (output,) = self._activations(self._given(ids), training).values()
         return output
 
@@ -142,15 +142,15 @@ class Collection(StoreLayer):
     """Several tables, by feature; each call and each step is one call to the store."""
 
     def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
-        """Return the activations of each feature, in the tables' order: for a `Bag` its pooled
-        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
+        """Return the activations of each feature, in the tables' order. For a `Bag` they are its
+        pooled rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
         activations of a feature that is in several tables are named `feature@table`.
 
         Parameters
         ----------
-        features : a mapping with the ids of each feature. For a `Bag`, ids are as `EmbeddingBag`
-            takes them, or a tuple of ids and weights. For `Ids`, ids have any shape. Other features
-            are ignored.
+        features : a mapping with the ids of each feature. For a `Bag`, they are ids in the form
+            that `EmbeddingBag` accepts, or a tuple of ids and weights. For `Ids`, ids have any
+            shape. Other features are ignored.
         """
         return self._activations(self._given(features), training)
 
@@ -160,7 +160,7 @@ class Collection(StoreLayer):
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
 class EmbeddingBagCollection(Collection):
-    """Bags of several tables, and rows of others, by feature."""
+    """Bags of some tables, and rows of other tables, by feature."""
 
     _kinds = (Bag, Ids)
 

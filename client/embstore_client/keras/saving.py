@@ -89,7 +89,8 @@ def _loading(
 def _fitting(
     label: str, name: str, arrays: list[NDArray[Any]], variables: list[Any]
 ) -> list[NDArray[Any]]:
-    """Return arrays in the dtypes of their variables: NumPy does not keep the name of bfloat16."""
+    """Return arrays in the dtypes of their variables; a file of NumPy does not keep the dtype
+    bfloat16."""
     wanted = [variable.value.numpy() for variable in variables]
     saved = [(array.shape, array.dtype.itemsize) for array in arrays]
     if saved != [(array.shape, array.dtype.itemsize) for array in wanted]:

@@ -2,8 +2,8 @@
 
 Keras stores no verdict, but two public variables show it. A skipped step halves `dynamic_scale`,
 and does not change `iterations`. A step that was done adds 1 to `iterations`, and keeps the scale
-or doubles it. Any other change was not exactly one step, and is refused. The gradients of a step
-have the scale from before the step.
+or doubles it. Any other change shows that there was not exactly one step, and is refused. The
+gradients of a step have the scale that was valid before the step.
 """
 
 from functools import partial
@@ -55,8 +55,8 @@ class LossScale:
 
         Raises
         ------
-        InvalidArgumentError : since the last verdict, the optimizer has done no step, or several,
-            or its scale was set.
+        InvalidArgumentError : since the last verdict, the optimizer has done no step or several
+            steps, or its scale was set.
         """
         if not self._is_dynamic:
             return Verdict(self._before.scale)

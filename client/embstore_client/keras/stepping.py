@@ -1,8 +1,8 @@
 """A step for each batch of `fit`: a callback, which runs in Python after the compiled step.
 
-It works the same for compiled and uncompiled steps. One setting would hide steps from it, and is
-refused at the start of training: several steps in one execution, whose gradients would be one
-update.
+The callback works the same for compiled and uncompiled steps. If Keras executes several steps at
+once (`steps_per_execution`), their gradients would become one update; this setting is refused when
+training starts.
 """
 
 from typing import Any
@@ -15,24 +15,25 @@ from embstore_client.keras.scaling import LossScale
 
 
 class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
-    """Steps some layers after every batch of `model.fit`.
+    """Calls `step` of some layers after every batch of `model.fit`.
 
-    With a LossScaleOptimizer (`mixed_float16`), dense part and store are skipped together.
+    With a LossScaleOptimizer (`mixed_float16`), the dense part and the store's part are skipped
+    together.
     """
 
     def __init__(self, *layers: StoreLayer, max_norm: float | None = None) -> None:
-        """Take all layers of the model that are to be trained; each layer's step is a separate
-        update.
+        """Keep the layers, which must be all store layers of the model that are trained; each
+        layer's step is a separate update.
 
         Parameters
         ----------
-        max_norm : bound of the norm of the gradients of each layer alone, as in `StoreLayer.step`.
-            Keras clips the dense part's gradients separately, by `global_clipnorm` of its
-            optimizer, which does not see the gradients of rows
+        max_norm : the bound of the norm of the gradients of each single layer, as in
+            `StoreLayer.step`. Keras clips the dense part's gradients separately, by
+            `global_clipnorm` of its optimizer, which does not see the gradients of rows
 
         Raises
         ------
-        InvalidArgumentError : no layer is given, or an object that is no layer of a store.
+        InvalidArgumentError : no layer is given, or an object is no layer of a store.
         """
         super().__init__()
         if not layers or not all(isinstance(layer, StoreLayer) for layer in layers):
@@ -42,7 +43,7 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         self._scale: LossScale | None = None  # None outside of `fit`
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check the optimizer, and discard gradients of a batch that was interrupted.
+        """Check the optimizer, and discard the gradients of a batch that was interrupted.
 
         Raises
         ------
@@ -69,7 +70,7 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
             layer.end_loop()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Step all layers. Raises the errors of `StoreLayer.step`."""
+        """Call `step` of all layers. Raises the errors of `StoreLayer.step`."""
         assert self._scale is not None
         verdict = self._scale.verdict()
         for layer in self._layers:

@@ -15,7 +15,7 @@
     gpu          a GPU that Torch and an embedded store share: no data leaves it
     announced    ids on that GPU, read by the loader's thread
     clipping     gradients of the dense part and of rows, clipped together
-    scaling      the verdict of a GradScaler, and how it is notified of an overflow of rows
+    scaling      the verdict of a GradScaler, and how the scaler is notified of an overflow of rows
     ranks        the ranks of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
     forwards     rows and activations of one forward, by these modules
@@ -24,13 +24,13 @@
     pretrained   modules whose tables begin with given rows
     optimizer    tables as an optimizer of Torch, for schedules of their rates
 
-`frameworks.backed` describes a step, and its exactness. The forward's sums are computed by
-Torch, on the device of the ids, with Torch's guarantees.
+`frameworks.backed` describes a step, and its exactness. Torch computes the forward's sums on the
+device of the ids, with Torch's guarantees.
 
-Rejected: `lookup_pooled`, which sends fewer bytes if bags are long, but offers no gradients of
-weights, no early rows, and only one table per call. Also rejected: Torch's autograd through the
-pooling, whose gradients of means are products with a reciprocal, and whose sums by key have no
-fixed order.
+Two alternatives were rejected. `lookup_pooled` sends fewer bytes if bags are long, but offers no
+gradients of weights, no early rows, and only one table per call. Torch's autograd through the
+pooling computes gradients of means as products with a reciprocal, and sums by key in no fixed
+order.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

@@ -1,8 +1,8 @@
 """Announced ids on a GPU: the loader's thread reads them, so that no forward waits for them.
 
 The host has to examine the ids of a forward, to find where bags begin, and which announced key each
-id is. The thread that reads batches does so ahead of the loop, and sends the GPU the arrays that
-the forward needs. A forward recognizes tensors by their memory, and by Torch's count of
+id is. The thread that reads batches examines the ids ahead of the loop, and sends the arrays that
+the forward needs to the GPU. A forward recognizes tensors by their memory, and by Torch's count of
 their changes (`_version`). It also recognizes views, such as the features of a KeyedJaggedTensor.
 Other tensors are read during the forward.
 """
@@ -36,7 +36,7 @@ class Unpadded(NamedTuple):
 
 @dataclass(eq=False)
 class Place:
-    """Where the rows of a feature's ids are. For announced ids it is prepared ahead."""
+    """The positions of the rows of a feature's ids. They are prepared ahead for announced ids."""
 
     named: Any = None
     """The ids, as `frameworks.rows.Named`, or a tensor of keys. None: not prepared yet."""
@@ -45,16 +45,16 @@ class Place:
     offsets: Any = None
     """(bags + 1,) int64 tensor. None: one id per bag, or no bags."""
     unpadded: Any = None
-    """`Unpadded`. None: ids have not been compared with padding yet."""
+    """An `Unpadded`. None: ids have not been compared with padding yet."""
 
 
 class Read:
-    """Results computed from the tensors of one batch; within a with block `once` returns these
-    results. One thread at a time."""
+    """Results computed from the tensors of one batch; within the with block of this object, `once`
+    returns them. One thread at a time."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, Sequence[Any]]] = {}
-        self._sent: Sent | None = None  # None before it is prepared.
+        self._sent: Sent | None = None  # None before `prepare`.
 
     def __enter__(self) -> Self:
         self._token = _READ.set(self)
@@ -64,10 +64,11 @@ class Read:
         _READ.reset(self._token)
 
     def made(self, make: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Return make(*arguments), computed once per set of unchanged GPU tensors."""
+        """Return make(*arguments); call `make` once for the same GPU tensors, as long as they do
+        not change."""
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         if all(tensor.device.type != "cuda" for tensor in tensors):
-            return make(*arguments)  # Torch does not count changes by NumPy
+            return make(*arguments)  # Torch does not count the changes that NumPy makes
         key = make, *map(_identity, arguments)
         if key not in self._made:
             self._made[key] = make(*arguments), tensors  # no other tensor gets their memory
@@ -79,13 +80,13 @@ class Read:
         device: Any,
         once: Mapping[str, Any],
     ) -> None:
-        """Send the arrays that forwards need for their ids to the GPU, and set the places of these
-        ids.
+        """Set the places of the forwards' ids, after sending the arrays that the forwards need to
+        the GPU.
 
         Parameters
         ----------
         forwards : for each forward, the ids of all features; together the ids of the step, in order
-        once : distinct keys of the step, {table: (keys, inverse (n,) int32)}
+        once : the distinct keys of the step, {table: (keys, inverse (n,) int32)}
         """
         lookups = by_table(*forwards)
         every = chain.from_iterable(lookups.values())
@@ -105,7 +106,7 @@ class Read:
                 begin = at.stop
 
     def use(self) -> None:
-        """Let the current stream use the sent arrays."""
+        """Prepare the current stream to use the sent arrays."""
         if self._sent is not None:
             self._sent.here()
 
@@ -114,7 +115,8 @@ _READ: ContextVar[Read | None] = ContextVar("embstore_torch_read", default=None)
 
 
 def once(make: Callable[..., T], *arguments: Any) -> T:
-    """Return make(*arguments), or the earlier result for the same tensors if they are unchanged."""
+    """Return make(*arguments), or, if the same tensors were given before and are unchanged, the
+    earlier result."""
     read = _READ.get()
     if read is None:
         return make(*arguments)
@@ -124,7 +126,7 @@ def once(make: Callable[..., T], *arguments: Any) -> T:
 
 def _identity(given: Any) -> Any:
     if isinstance(given, Ids):
-        return id(given)  # of an entry that lives as long as the module
+        return id(given)  # the id of an entry, which lives as long as the module
     if not isinstance(given, torch.Tensor):
         return given
     if given.is_inference():  # Torch does not count the changes of inference tensors

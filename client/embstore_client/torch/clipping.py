@@ -1,9 +1,9 @@
-"""Clip by the norm of all gradients, of the dense part and of rows, as
-`torch.nn.utils.clip_grad_norm_` does for the dense part.
+"""Clips gradients of the dense part and of rows by their common norm, as
+`torch.nn.utils.clip_grad_norm_` does for the dense part alone.
 
 Rows are no parameters of Torch, so Torch's own function does not see their gradients. If Torch and
-the store share a GPU, the norm is computed there, with float64 sums, and the host does not wait for
-it. For several ranks, each rank's sums by key are gathered on the host.
+the store share a GPU, the norm is computed on the GPU, with float64 sums, and the host does not
+wait for the norm. For several ranks, each rank's sums by key are gathered on the host.
 """
 
 from collections.abc import Iterable
@@ -51,11 +51,12 @@ def clip_grad_norm_(
     parameters : one or several tensors of the dense part; their gradients are changed in place
     max_norm : the bound of the norm of all gradients; `float("inf")` changes no gradient
     modules : the store modules that are trained together with the parameters
-    scaler : a `torch.amp.GradScaler` whose `unscale_(optimizer)` was called before. The norm counts
-        gradients of rows as divided by its scale; `step(scaler)` divides them later. If one of them
-        is not finite, the scaler's steps are skipped, as for a dense gradient that is not finite
-    group : the group of torch.distributed over whose ranks gradients of rows are averaged. None:
-        the group of the modules' loops. Every rank calls this function
+    scaler : a `torch.amp.GradScaler` whose `unscale_(optimizer)` was called before. The norm is
+        that of gradients of rows divided by the scaler's scale; `step(scaler)` divides the
+        gradients later. If a gradient of rows is not finite, the scaler's steps are skipped, as for
+        a dense gradient that is not finite
+    group : the group of torch.distributed whose ranks average their gradients of rows. None: the
+        group of the modules' loops. Every rank calls this function
     error_if_nonfinite : raise RuntimeError if the norm is not finite
 
     Returns
@@ -64,8 +65,8 @@ def clip_grad_norm_(
 
     Raises
     ------
-    InvalidArgumentError : no module is given, or an object that is no store module; or the scaler
-        has unscaled no optimizer.
+    InvalidArgumentError : no module is given; an object is no store module; or the scaler has
+        unscaled no optimizer.
     """
     _check(modules)
     tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -73,8 +74,8 @@ def clip_grad_norm_(
     norms = [module._norm_tensor(group) / scale for module in modules]
     note_overflow_of_rows(scaler, norms)
     dense = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    # The norm of a norm is itself. The total is on the first gradient's device, as in Torch's
-    # function.
+    # The norm of a single norm is that norm. The total is on the first gradient's device, as in
+    # Torch's function.
     total = torch.nn.utils.get_total_norm(
         [*dense, *(norm.to(torch.float32) for norm in norms)], error_if_nonfinite=error_if_nonfinite
     )

@@ -1,6 +1,6 @@
-"""The base class of modules: tables of a store (`frameworks.backed`), forwards, a step.
+"""The base class of modules: tables of a store (`frameworks.backed`), forwards, and a step.
 
-A module is not to be shared between threads; backward passes may run in Torch's threads.
+A module must not be shared between threads; backward passes may run in Torch's threads.
 """
 
 import os
@@ -31,8 +31,8 @@ _LOOKS = "call eval() of the module first, which torch.no_grad() alone does not"
 class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """Tables of a store as a module without parameters. `modules` has the concrete classes.
 
-    A copy, also in another process, has the address, the names and the configuration, but no rows,
-    no gradients and no step.
+    A copy of a module, also in another process, has the address, the names and the configuration,
+    but no rows, no gradients and no step.
     """
 
     _kinds: tuple[type[Ids], ...]
@@ -43,7 +43,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Parameters
         ----------
-        tables : each a `Bag` or an `Ids`, as the class requires; several may name one table
+        tables : `Bag` or `Ids` objects, as the class requires; several objects can name one table
         dtype : dtype of activations. None: float32, or the dtype of per-sample weights
         """
         super().__init__()
@@ -59,16 +59,16 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         The outputs of frozen tables require no gradient, so `step` does not update these tables,
         and their t stays. To freeze only some tables, call `freeze`, or create them with
-        `trainable=False`. A loop that freezes the parameters of a model does not reach this module,
-        which has none: call this method.
+        `trainable=False`. A loop that freezes the parameters of a model has no effect here, because
+        this module has no parameters: call this method.
         """
         super().requires_grad_(requires_grad)
         (self.unfreeze if requires_grad else self.freeze)()
         return self
 
     def _apply(self, fn: Callable[[Any], Any], *arguments: Any, **options: Any) -> Self:
-        """Give activations the dtype to which a surrounding model is converted, for instance by its
-        `double()`; return the module. Rows stay float32."""
+        """Give activations the dtype to which a surrounding model is being converted, for instance
+        by `double()`; return the module. Rows stay float32."""
         before = self.dtype or torch.float32
         now = fn(torch.empty(0, dtype=before)).dtype
         self.dtype = self.dtype if now == before else now
@@ -100,28 +100,30 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         max_norm: float | None = None,
         group: Any = None,
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients that backward passes have left, as one update of all their tables.
+        """Send the gradients that backward passes have left, as one update of all tables that have
+        gradients.
 
-        A table without gradients is not updated, and its t stays. In a loop of `ahead` this
+        A table without gradients is not updated, and its t stays. In a loop of `ahead` this method
         finishes the step. If there are several ranks, every rank calls it.
 
         Parameters
         ----------
-        scaler : a `torch.amp.GradScaler`, between its `step` and its `update`. The store's part is
-            skipped if the dense part was. If only the store's own gradients overflow, only the
-            store's part is skipped, and the scaler lowers its scale
-        learning_rate : for this update only, of all tables or by table, {name: rate}. None: the
-            learning rates of the tables
-        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update.
-            None: "skip" with a scaler, else "refuse"
-        gradient_scale : multiplies sums of gradients
-        max_norm : the bound of the norm of the sent gradients. The module's gradients alone are
-            clipped, by their `grad_norm` after `gradient_scale`. `clip_grad_norm_` clips them
+        scaler : a `torch.amp.GradScaler`; call this method between the scaler's `step` and its
+            `update`. The store's part is skipped if the dense part was skipped. If only the store's
+            gradients overflow, only the store's part is skipped, and the scaler lowers its scale
+        learning_rate : the rate for this update only, of all tables or by table, {name: rate}.
+            None: the learning rates of the tables
+        on_nonfinite : if gradients are not finite, "refuse" raises an error, and "skip" skips the
+            update. None: "skip" with a scaler, otherwise "refuse"
+        gradient_scale : the factor by which sums of gradients are multiplied
+        max_norm : the bound of the norm of the sent gradients. Only this module's gradients are
+            clipped, by their `grad_norm` times `gradient_scale`. `clip_grad_norm_` clips them
             together with other gradients
         group : group of torch.distributed. None: the group of the loop; outside a loop this trainer
             is alone. Gradients are divided by the number of ranks, as DistributedDataParallel does
             in the dense part. In a loop of `ahead` the mean of the ranks' gradients is one update.
-            Outside, each rank sends a separate update, in any order; for `Sgd` the sum is the same.
+            Outside such a loop, each rank sends a separate update, in any order; for `Sgd` the
+            effect is the same.
 
         Returns
         -------
@@ -130,8 +132,9 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Raises
         ------
-        InvalidArgumentError : a gradient is not finite, and the update is not to be skipped; or the
-            scaler has looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
+        InvalidArgumentError : a gradient is not finite, and such updates are not skipped; or the
+            scaler has looked at no optimizer. Gradients are kept, so that `step` or `zero_grad` can
+            be called again.
         """
         return self._sent(
             verdict_of(scaler),
@@ -149,10 +152,10 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Parameters
         ----------
-        scaler : a `torch.amp.GradScaler`; gradients are divided by its scale
-        group : group of torch.distributed, all of whose ranks call this: return the norm of the
-            mean of their gradients. None: the group of the loop; outside a loop this trainer is
-            alone
+        scaler : a `torch.amp.GradScaler`, by whose scale gradients are divided
+        group : group of torch.distributed; all its ranks call this method, which returns the norm
+            of the mean of their gradients. None: the group of the loop; outside a loop this trainer
+            is alone
         """
         return float(self._norm_tensor(group)) / scale_of(scaler)
 
@@ -163,7 +166,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return float(norm_of_rows(self._steps, ranks))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients that backward passes have left. `step` does so, too."""
+        """Discard the gradients that backward passes have left. `step` also discards them."""
         self._steps.clear()
 
     # Look-ahead
@@ -182,22 +185,23 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """Yield the batches of a loader; the store reads their rows into its cache ahead of the
         loop.
 
-        The body computes forwards of announced features, and calls `step` once. A step that it does
-        not finish is released, with a warning if its rows were used.
+        The loop's body computes forwards of announced features, and calls `step` once. If the body
+        does not finish a step, the step is released, with a warning if its rows were used.
 
         Parameters
         ----------
         loader : any iterable; a separate thread iterates over it
-        features : returns the arguments of `forward` for a batch: one argument, a tuple of several,
-            or a list of these for several forwards. It is called in the loader's thread
-        name : name of the session, by which it resumes after `load`, and by which its ranks find
+        features : function that returns the arguments of `forward` for a batch: one argument, a
+            tuple of several, or a list of these for several forwards. It is called in the loader's
+            thread
+        name : name of the session, by which the loop resumes after `load`, and by which ranks find
             each other
         lookahead : number of steps that are announced ahead
         accumulate : number of batches per step. `step` is called after the last of these batches,
             and after the last batch of the loader
-        group : group of torch.distributed, whose ranks share each step. None: this trainer is
-            alone. A rank with fewer batches does not wait at the end of its loop, and the other
-            ranks continue without it
+        group : group of torch.distributed; its ranks share each step. None: this trainer is alone.
+            A rank with fewer batches does not wait at the end of its loop, and the other ranks
+            continue without it
         session : further arguments of `Store.session`
 
         Raises
@@ -231,12 +235,12 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """Return the marker that `state_dict()` has in place of rows: the store's id, and t of each
         table.
 
-        It is a uint8 tensor, (n,), so that it is accepted wherever the tensors of a state are.
+        The marker is a uint8 tensor, (n,), because code that handles states expects tensors.
         """
         return torch.frombuffer(bytearray(self._marker()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Warn if t shows that a state was saved with other rows than the store has."""
+        """Warn if t shows that the store's rows have changed since a state was saved."""
         if not saving.has_rows():
             self._compare(bytes(state.to(torch.uint8).tolist()))
 
@@ -250,8 +254,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         group: Any = None,
         **parts: Any,
     ) -> None:
-        """Save the store and the parts as `StoreBacked.save` does. Every rank of a group calls it,
-        and rank 0 saves; dense parts are equal on all ranks.
+        """Save the store and the parts as `StoreBacked.save` does. Every rank of a group calls this
+        method, and rank 0 saves; dense parts are equal on all ranks.
 
         Parameters
         ----------
@@ -283,7 +287,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         **parts: Any,
     ) -> int:
         """Go back to a checkpoint of `save` as `StoreBackedModule.load` does, and return the place.
-        Every rank of a group calls it; rank 0 restores the store, and the other ranks wait.
+        Every rank of a group calls this method; rank 0 restores the store, and the other ranks
+        wait.
 
         Parameters
         ----------

@@ -7,13 +7,13 @@
     keys(), values() and    features one after the other in one      both
     offsets() or lengths()  tensor: TorchRec's KeyedJaggedTensor
 
-Ids are tensors of keys. A table that hashes its ids also takes other kinds, such as lists of text,
+Ids are tensors of keys. If a table hashes ids, they can be of other kinds, such as lists of text,
 which are converted to tensors of keys first (`keys_for`). If such ids are on a GPU, the host waits
 for them.
 
 The results for tensors in host memory are copies: a trainer may use its tensors again before
-`step`. Ids on a GPU stay there until a forward knows on which device they are needed. Whether any
-id is padding is asked once, for all features (`given_of`, `given_one`).
+`step`. Ids on a GPU stay there until a forward determines on which device they are needed. Each GPU
+is asked once, for all features, whether any id is padding (`given_of`, `given_one`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,16 +38,17 @@ class FeatureIds(NamedTuple):
     """The ids of one feature in one forward; tensors stay on their devices."""
 
     of: Occurrences
-    """The ids without weights. Keys on a GPU are a tensor there, which belongs to the caller."""
+    """The ids without weights. If the keys are on a GPU, they are a tensor that belongs to the
+    caller."""
     weights: Any
     """(n,) tensor of the ids' weights, or None."""
     device: Any
     """The device of the activations."""
     place: Place
-    """Where the rows of announced ids are."""
+    """The positions of the rows of announced ids."""
     padding_idx: int | None
     nested: Any = None
-    """(bags + 1,) tensor, the offsets of a nested tensor of ids that are not pooled, or None."""
+    """The offsets of a nested tensor whose ids are not pooled, (bags + 1,); otherwise None."""
 
     @property
     def table(self) -> str:
@@ -74,7 +75,8 @@ def bags_of(
     Parameters
     ----------
     ids : (bags, length), or (n,) with offsets
-    offsets : (bags,), where each bag begins; with `has_last` one more entry, which is n
+    offsets : (bags,), the index at which each bag begins; with `has_last` one more entry, which is
+        n
     weights : a weight for each id
 
     Raises
@@ -139,7 +141,7 @@ def _ids(table: Ids, ids: Any) -> FeatureIds:
 
 
 def _flat(nested: Any, what: str) -> tuple[Any, Any]:
-    """Return the values of a nested tensor of two dimensions, and their offsets (bags + 1,)."""
+    """Return the values of a nested tensor of two dimensions, and its offsets, (bags + 1,)."""
     if nested.layout != torch.jagged or nested.dim() != 2:
         raise InvalidArgumentError(
             f"{what}: expected a nested tensor of two dimensions and layout=torch.jagged, found "
@@ -150,8 +152,8 @@ def _flat(nested: Any, what: str) -> tuple[Any, Any]:
 
 
 def keys_for(table: Ids, ids: Any) -> Any:
-    """Return ids as a tensor of keys: hashed if their table hashes ids; uint64 ids of sparse keys
-    as int64; other ids as they are."""
+    """Return ids as a tensor of keys. They are hashed if their table hashes ids; for sparse keys,
+    uint64 becomes int64; other ids are unchanged."""
     if table.hashes:
         return once(_hashed, table, ids)
     is_unsigned = getattr(ids, "dtype", None) == torch.uint64 and not ids.is_nested
@@ -181,8 +183,8 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Featu
 
     Raises
     ------
-    InvalidArgumentError : `features` is neither of these; or a feature is missing, or has another
-        shape or dtype.
+    InvalidArgumentError : `features` is neither a mapping nor a KeyedJaggedTensor; or a feature is
+        missing, or has a wrong shape or dtype.
     """
     found = features if isinstance(features, Mapping) else dict(_of_jagged(features))
     given = {}
@@ -204,8 +206,8 @@ def _without_padding(given: Mapping[str, FeatureIds]) -> dict[str, FeatureIds]:
 
 
 def _look_for_padding(every: Sequence[FeatureIds]) -> None:
-    """Note which of these ids are padding. If no id on a GPU is padding, this asks each GPU
-    once."""
+    """Note which of these ids are padding. If no id on a GPU is padding, this takes one wait per
+    GPU."""
     on_gpus: dict[Any, list[tuple[FeatureIds, Any]]] = {}
     for own in every:
         are_ids = is_id(own.keys, own.padding_idx)
@@ -223,22 +225,23 @@ def _look_for_padding(every: Sequence[FeatureIds]) -> None:
 
 
 def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
-    """Return the keys (n,) that are marked, where `keys` are, with the marks on the host."""
+    """Return the marked keys on the device of `keys`, (n,); the marks are on the host."""
     return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 
 def _unpadded(own: FeatureIds) -> FeatureIds:
-    """Return the same ids without padding."""
+    """Return the ids of a feature without their padding."""
     keys, are_ids = own.place.unpadded
     if are_ids is None:
         return own
     of = own.of._replace(keys=keys, offsets=offsets_without(own.of.offsets, are_ids))
     weights = own.weights
     if weights is not None:
-        # Marks of ids on a GPU are computed again here: the loader's thread may use another stream.
+        # The marks of ids on a GPU are computed again here, because the loader's thread may use
+        # another stream.
         marks = is_id(own.keys, own.padding_idx)
         marks = marks if isinstance(marks, torch.Tensor) else torch.from_numpy(marks)
-        index = torch.nonzero_static(marks, size=len(keys))[:, 0]  # without a wait of the host
+        index = torch.nonzero_static(marks, size=len(keys))[:, 0]  # so the host does not wait
         weights = weights.index_select(0, index.to(weights.device))
     return own._replace(of=of, weights=weights)
 
@@ -268,7 +271,8 @@ def _arguments(ids: Any, *rest: Any) -> tuple[Any, ...]:
 
 
 def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
-    """Return which ids each feature has, and where its bags begin among these ids, on the host."""
+    """Return the range of ids of each feature, and where the feature's bags begin in this range, on
+    the host."""
     strides = None
     if callable(getattr(jagged, "stride_per_key", None)):
         strides = tuple(jagged.stride_per_key())
@@ -282,7 +286,7 @@ def _parted(
 ) -> list[tuple[slice, Any]]:
     """Return the result of `_parts` from the offsets, or the lengths, of all bags.
 
-    strides : the number of bags of each feature. None: all features have equally many
+    strides : the number of bags of each feature. None: all features have the same number
     """
     bounds = _array(given)
     if not are_offsets:

@@ -31,9 +31,9 @@ class LookedUp(NamedTuple):
     found: Mapping[str, Found]
     """The rows, by table."""
     places: Mapping[str, Place]
-    """Where the rows of the ids are among `found`, by feature."""
+    """The positions of the ids' rows in `found`, by feature."""
     is_there: bool
-    """Whether the rows are on the ids' GPU; gradients may then stay there."""
+    """Whether the rows are on the ids' GPU; if so, gradients can stay on the GPU, too."""
 
 
 def look_up(
@@ -66,7 +66,8 @@ def look_up(
 
 
 def _prepared(given: Mapping[str, FeatureIds]) -> dict[str, Place]:
-    """Return the places of announced ids, with offsets also for ids that got weights since."""
+    """Return the places of announced ids, with offsets also for ids that have got weights since the
+    announcement."""
     return {
         feature: own.place
         if own.of.offsets is None or own.place.offsets is not None
@@ -80,7 +81,8 @@ def _places(
     found: Mapping[str, Found],
     keys: Mapping[str, Any],
 ) -> dict[str, Place]:
-    """Return where each id's row is among the rows of `keys`, the forward's keys by table."""
+    """Return the position of each id's row among the rows of `keys`, the forward's keys by
+    table."""
     result = {}
     for feature, own, at in places(given):
         of, inverse = own.of, found[own.of.table].inverse
@@ -121,7 +123,8 @@ def activations_of(
 
 
 def _as_sum(own: FeatureIds, place: Place) -> FeatureIds:
-    """Return ids with weights on the ids' device, and a weighted mean as a weighted sum."""
+    """Return the ids with their weights on the ids' device; a weighted mean becomes a weighted
+    sum."""
     if own.weights is None:
         return own
     weights = own.weights.to(own.device)

@@ -2,10 +2,11 @@
 
 The store is in this process, or in a server on this host that shares its GPU's memory.
 
-Torch allocates the tensors that the store fills with rows. It also sums gradients into tensors. The
-store gets the addresses of these tensors, and Torch's stream. So events order the work of Torch and
-of the store on the GPU, in both directions, and the host waits for neither. Torch's own
-`__cuda_array_interface__` names no stream, so a call that fills such a tensor would have to wait.
+Torch allocates the tensors that the store fills with rows, and sums gradients into tensors. The
+store gets the addresses of all these tensors, and Torch's stream. So events order the work of Torch
+and the work of the store on the GPU, in both directions, and the host waits for neither. Torch's
+own `__cuda_array_interface__` names no stream. A call that fills a tensor through that interface
+would therefore have to wait.
 
 Torch's allocator reuses a tensor's memory in the order of the stream that made it. A use in another
 stream must therefore be reported to the allocator: `here` does so.
@@ -27,14 +28,14 @@ from embstore_client.frameworks.occurrences import HasKeys, by_table
 from embstore_client.frameworks.rows import Positions
 
 _LEGACY_STREAM = 1
-"""The default stream in `__cuda_array_interface__`; Torch calls it 0."""
+"""The number of the default stream in `__cuda_array_interface__`; Torch's number for it is 0."""
 _REACHED: WeakKeyDictionary[Store, dict[str, bool]] = WeakKeyDictionary()
-"""For each store, whether its rows are on a GPU: caches `Sessions.reaches`, which asks the
-store."""
+"""For each store, whether its rows are on a GPU. This caches the answer of `Sessions.reaches`,
+which asks the store."""
 
 
 class Shown:
-    """A tensor of a GPU in the form that a store takes, to read it or to fill it."""
+    """A tensor of a GPU in the form in which a store accepts it, to read it or to fill it."""
 
     def __init__(self, tensor: Any) -> None:
         """Wrap a C-contiguous tensor that the current stream uses."""
@@ -59,8 +60,8 @@ class Shown:
 
 
 class Sent:
-    """Integers of the host, copied to a GPU by the current stream; the host does not wait for the
-    copy."""
+    """Integers that the current stream copies from the host to a GPU; the host does not wait for
+    the copy."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]], device: Any) -> None:
         """Copy arrays (n,) as int64, by one transfer."""
@@ -78,17 +79,17 @@ class Sent:
 
 def there(array: NDArray[Any], device: Any) -> Any:
     """Return a host array as a tensor on a device. The host waits for the copy, so any stream can
-    use it."""
+    use the tensor."""
     return torch.from_numpy(array).to(device)
 
 
 class DeviceOccurrences(NamedTuple):
-    """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, but with
-    gradients and weights in tensors of a GPU."""
+    """The ids of one feature in one forward. This is like `frameworks.occurrences.Occurrences`, but
+    gradients and weights are tensors of a GPU."""
 
     table: str
     keys: Any
-    """(n,): `Positions` within a step, else a tensor of keys."""
+    """(n,): `Positions` within a step, otherwise a tensor of keys."""
     ids: int
     """n, the number of ids."""
     offsets: Any
@@ -101,7 +102,7 @@ class DeviceOccurrences(NamedTuple):
 
     @classmethod
     def of(cls, own: Any, place: Any, weights: Any) -> Self:
-        """Return the occurrences of a feature from its `FeatureIds`, and its `Place` among the
+        """Return the occurrences of a feature, from its `FeatureIds` and its `Place` among the
         rows."""
         if weights is not None:
             weights = weights.to(torch.float32, copy=True)
@@ -112,21 +113,22 @@ class DeviceOccurrences(NamedTuple):
 
     def by_key(self, gradients: Any) -> Any:
         """Return the gradient of each id, (n, dim), from gradients of bags or ids (contract.md,
-        rule 8). Bags are not sent whole, because the store would need their offsets on the host.
+        rule 8). Gradients of bags are not sent as such, because the store would need the bags'
+        offsets on the host.
         """
         if self.offsets is None:
             return gradients
         counts = self.offsets.diff()
         if self.mode == "mean":
             gradients = gradients / counts[:, None]
-        # With the size given, the host does not wait for it.
+        # As the size is given, the host does not wait to learn it.
         rows = gradients.repeat_interleave(counts, dim=0, output_size=self.ids)
         return rows if self.weights is None else self.weights[:, None] * rows
 
 
 def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
-    """Return the GPU that holds the ids of all features, if the store has its rows there and this
-    process can reach them. None: ids and rows are copied through the host."""
+    """Return the GPU that holds the ids of all features, if it also holds the store's rows and this
+    process can reach those rows. None: ids and rows are copied through the host."""
     devices = {own.device for given in forwards for own in given.values()}
     if len(devices) != 1:
         return None
@@ -149,7 +151,8 @@ def rows_on(device: Any) -> MakeRows:
 
 
 def keys_on_gpu(given: Mapping[str, HasKeys]) -> dict[str, Any]:
-    """Return copies of the keys of all lookups, all on one GPU, by table, as int64 tensors."""
+    """Return copies of the keys of all lookups by table, as int64 tensors; all keys are on one
+    GPU."""
     return {
         table: torch.cat([own.keys for own in of_table]).to(torch.int64)
         for table, of_table in by_table(given).items()
@@ -177,8 +180,9 @@ def keys_on_host(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Return ids, or gradients, of several features concatenated. If some are on a GPU, all of them
-    are moved there, in the form that a store takes; else the result is an array in host memory."""
+    """Return ids, or gradients, of several features concatenated. If some are on a GPU, all are
+    moved there, in the form that a store accepts; otherwise the result is an array in host
+    memory."""
     if isinstance(parts[0], Positions):
         return Positions(concatenated([part.places for part in parts]))
     devices = [part.device for part in parts if isinstance(part, torch.Tensor)]
@@ -190,8 +194,9 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def squares_on_device(parts: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the sum of the squares of a table's gradients, each key's gradient summed over its
-    occurrences: a float64 tensor () on their GPU. None: some gradients are not on the GPU.
+    """Return the sum of the squares of a table's gradients, where the gradient of a key is the sum
+    over its occurrences: a float64 tensor () on the gradients' GPU. None: some gradients are not on
+    the GPU.
 
     Parameters
     ----------
@@ -218,8 +223,9 @@ def _stream(device: Any) -> Any:
 
 
 def _copied(arrays: Sequence[NDArray[Any]], device: Any) -> Any:
-    """Return concatenated arrays as an int64 tensor of a GPU, which the current stream will write.
-    The source is pinned memory: from other memory, the host would wait for the copy."""
+    """Return concatenated arrays as an int64 tensor of a GPU, to which the current stream copies
+    them. The source of the copy is pinned memory; for a copy from other memory, the host would
+    wait."""
     with torch.cuda.device(device):
         pinned = torch.empty(sum(map(len, arrays)), dtype=torch.int64, pin_memory=True)
         np.concatenate(arrays, out=pinned.numpy(), casting="same_kind")

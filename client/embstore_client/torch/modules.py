@@ -29,7 +29,8 @@ class OneTable(StoreModule):
     """A module of one table, which is called like the modules of `torch.nn`."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the place of the rows, for code that reads Torch's `weight`."""
+        """Raise an error; for `weight`, which Torch's modules have, the error says where the rows
+        are."""
         if name == "weight":
             (table,) = self.tables
             raise AttributeError(
@@ -52,22 +53,22 @@ class OneTable(StoreModule):
     ) -> Self:
         """Return a module whose table begins with these rows, as the modules of `torch.nn` do.
 
-        A table that was never trained gets these rows, where its rows differ. A trained table keeps
-        its rows, with a warning, so a trainer that is started again continues from its trained
-        rows.
+        If the table was never trained, those of its rows that differ from the given rows are
+        replaced. A trained table keeps its rows, with a warning, so a trainer that is started again
+        continues from the trained rows.
 
         Parameters
         ----------
         weights : (rows, dim) tensor of any float dtype; the table's rows are float32
-        freeze : do not train the table until `requires_grad_()` is called
-        optimizer : None: `Sgd(0.01)`, allowed only with `freeze`
+        freeze : whether the table is not trained until `requires_grad_()` is called
+        optimizer : the table's optimizer. None: `Sgd(0.01)`, allowed only with `freeze`
         module : other arguments of the class. Give `rows` if the table has more rows than the
             weights, or None for sparse keys. Row i of the weights belongs to id i; `Table.assign`
             sets other rows
 
         Raises
         ------
-        InvalidArgumentError : weights have another shape; or there is no optimizer, and `freeze` is
+        InvalidArgumentError : weights have a wrong shape; or there is no optimizer, and `freeze` is
             False.
         The errors of the class.
         """
@@ -105,7 +106,7 @@ class EmbeddingBag(OneTable):
         mode : "mean", or "sum"
         rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, trainable, ids : as in `Bag`
-        padding_idx : an id that is left out of its bag, as -1 always is
+        padding_idx : an id that is left out of bags, in addition to -1
         include_last_offset : offsets have one more element, the number of ids
         dtype : dtype of activations. None: float32, or the dtype of per-sample weights
         """
@@ -133,7 +134,7 @@ class EmbeddingBag(OneTable):
         ----------
         input : (bags, length) int32 or int64 ids, also nested (layout=torch.jagged); or (n,), with
             offsets. With ids="hash" ids of any kind, such as lists of text
-        offsets : (bags,), where each bag begins
+        offsets : (bags,), the index at which each bag begins
         per_sample_weights : a float32 or float64 weight for each id; it may require a gradient. A
             mean is then the weighted sum divided by the sum of the bag's weights
         """
@@ -175,7 +176,7 @@ class Embedding(OneTable):
         ----------
         rows : ids are below this number. None: keys are sparse, and any int64 is an id
         initializer, seed, trainable, ids : as in `Ids`
-        padding_idx : an id whose output is zeros, and whose row is not trained, as for -1
+        padding_idx : an id whose output is zeros and whose row is not trained, in addition to -1
         dtype : dtype of activations. None: float32
         """
         table = Ids(
@@ -210,8 +211,8 @@ class Collection(StoreModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
-        """Return the activations of each feature, in the tables' order: for a `Bag` its pooled
-        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
+        """Return the activations of each feature, in the tables' order. For a `Bag` they are its
+        pooled rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
         activations of a feature that is in several tables are named `feature@table`.
 
         Parameters
@@ -229,7 +230,7 @@ class Collection(StoreModule):
 
 
 class EmbeddingBagCollection(Collection):
-    """Bags of several tables, and rows of others, by feature."""
+    """Bags of some tables, and rows of other tables, by feature."""
 
     _kinds = (Bag, Ids)
 

@@ -1,14 +1,14 @@
 """The tables of a module as an optimizer of Torch, for schedulers of learning rates.
 
-Schedulers of Torch require a `torch.optim.Optimizer`, and set the rates of its groups. In the
-optimizer of this module the groups are tables, and a step is the module's step at the groups'
-rates. Each group has an empty parameter, because Torch refuses groups without parameters.
+Schedulers of Torch require a `torch.optim.Optimizer`, and set the rates of its groups.
+`StoreOptimizer` has a group for each table, and its step is the module's step at the groups' rates.
+Each group has an empty parameter, because Torch refuses groups without parameters.
 
 **A GradScaler** looks at the gradients of an optimizer's parameters, multiplies them by the
-reciprocal of its scale, and steps if all are finite. The first parameter has a gradient that
+reciprocal of its scale, and steps if all are finite. Here the first parameter has a gradient that
 represents the gradients of all rows: 1, or infinity if their norm is not finite. The scaler
-multiplies that 1 by a factor, and the rows' gradients are multiplied by this factor when they are
-sent. If the scaler does not step, the current step of `ahead` is skipped.
+multiplies this 1 by a factor, by which the gradients of rows are multiplied when they are sent. If
+the scaler does not step, the current step of `ahead` is skipped.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ class _Sign(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
     """A parameter whose gradient shows whether the gradients of rows are finite."""
 
     said: Any = None
-    """The gradient, from the first read until the step or `zero_grad`; else None."""
+    """The gradient, from the first read until the step or `zero_grad`; None at other times."""
     norm: Callable[[], float] | None = None
-    """Returns the norm of the gradients of rows. None: this is a copy, without rows."""
+    """Returns the norm of the gradients of rows. None: this parameter is a copy, without rows."""
 
     @property
     def grad(self) -> Any:
@@ -46,8 +46,8 @@ class _Sign(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
 class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     """Steps a module with the learning rates of the groups, one group for each table.
 
-    param_groups : one for each table, {"name": table, "lr": rate}; set by schedulers, or by the
-        user
+    param_groups : one group for each table, {"name": table, "lr": rate}; schedulers or the user set
+        the rate
     """
 
     def __init__(self, module: StoreModule) -> None:
@@ -80,8 +80,8 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
 
         Parameters
         ----------
-        closure : called first, to compute the loss and its gradients; the loss is then returned, as
-            by the optimizers of Torch
+        closure : called first, to compute the loss and its gradients; `step` then returns the loss,
+            as the optimizers of Torch do
         options : the options of the module's `step`, except the learning rate
 
         Raises
@@ -107,7 +107,7 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         found = 1.0 if said is None else float(said)
         if isfinite(found) and frexp(found)[0] != 0.5:
             raise scale_is_no_power(1 / found)
-        return found if isfinite(found) else 1.0  # the step reports infinite gradients
+        return found if isfinite(found) else 1.0  # the module's step reports infinite gradients
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients that backward passes have left, as the module's `zero_grad`
@@ -117,8 +117,8 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
 
 
 def _norm_of(module: StoreModule) -> float:
-    """Return the norm of the gradients of rows. If it is not finite, a scaler does not step, so
-    these gradients are marked as not to be sent."""
+    """Return the norm of the gradients of rows. If the norm is not finite, a scaler does not step,
+    so these gradients are marked as not to be sent."""
     norm = module.grad_norm()
     if not isfinite(norm):
         module._steps.give_up()

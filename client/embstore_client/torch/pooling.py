@@ -1,14 +1,16 @@
-"""From rows to activations, as autograd nodes whose gradients are kept instead of passed on.
+"""Computes activations from rows, as autograd nodes whose gradients are kept instead of passed on.
 
-Autograd goes back to a **root**: a leaf as large as an activation, without memory. Torch
-accumulates its gradient as it does for a parameter, and `keep` takes it. So Torch knows whether the
-gradient has other users, and copies it only then. (`_own` also looks for views of it, which Torch
-does not do for its parameters.) The kept gradients are of bags, (bags, dim), however many ids the
-bags have. If a node is computed again (torch.utils.checkpoint), only one of its copies is part of
-the backward pass, so the gradient is kept once. With `keep` None no gradient is kept (evaluation).
+The backward pass ends at a **root**: a leaf tensor of an activation's shape, all of whose elements
+share one value in memory. Torch accumulates the root's gradient as it does for a parameter, and
+`keep` takes the gradient. So Torch copies the gradient only if it has other users. (`_own` also
+looks for views of the gradient, which Torch does not do for its parameters.) The kept gradients are
+those of bags, (bags, dim), however many ids the bags have. If a node is computed again
+(torch.utils.checkpoint), only one of its copies is part of the backward pass, so the gradient is
+kept once. If `keep` is None, no gradient is kept (evaluation).
 
 Weights are float32 or float64, and the bags' sums have the same dtype, so that the weights'
-gradient can be checked numerically. That gradient needs the rows, which are saved for it alone.
+gradient can be checked numerically. The weights' gradient needs the rows, which are saved for this
+purpose alone.
 """
 
 from collections.abc import Callable
@@ -20,15 +22,17 @@ from torch.autograd.function import (  # type: ignore[import-not-found, unused-i
 )
 
 Keep = Callable[[Any], None] | None
-"""Takes the gradient of an output, which no other code uses."""
+"""A function that takes the gradient of an output; no other code uses this gradient."""
 
 
 _OWN_USERS = 2
-"""Use count of a storage that only one tensor has: the tensor, and the object that is asked."""
+"""The use count of a storage that only one tensor has: it counts the tensor, and the object that is
+asked."""
 
 
 class Places(NamedTuple):
-    """The positions of a feature's ids among the rows of a forward. All on one device."""
+    """The positions of a feature's ids among the rows of a forward. All tensors are on one
+    device."""
 
     inverse: Any
     """(n,) int64 tensor, the row of each id. None: rows are in the order of the ids."""
@@ -43,7 +47,8 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
     Parameters
     ----------
     rows : (u, dim) float32 tensor that no other code uses
-    weights : (n,) tensor, or None; only with mode "sum", to which `shares` reduces a mean
+    weights : (n,) tensor, or None; only for sums: `shares` turns a weighted mean into a weighted
+        sum
     """
     if weights is not None:
         shape = len(places.offsets) - 1, rows.shape[1]
@@ -54,8 +59,9 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
 
 
 def shares(weights: Any, offsets: Any) -> Any:
-    """Return weights (n,) divided by the sum of their bag's weights, or by 1 if the sum is 0. Rows
-    summed with these weights are the weighted mean, and autograd passes through both."""
+    """Return weights (n,), each divided by the sum of its bag's weights, or by 1 if the sum is 0.
+    The sum of rows with these weights is the weighted mean, and autograd passes through division
+    and sum."""
     totals = torch.segment_reduce(weights, "sum", offsets=offsets, unsafe=True, initial=0)
     totals = torch.where(totals == 0, 1, totals)
     return weights / totals.repeat_interleave(offsets.diff(), output_size=len(weights))
@@ -77,7 +83,8 @@ def _root(shape: tuple[int, ...], like: Any, keep: Keep) -> Any:
 def _own(gradient: Any) -> Any:
     """Return a gradient in memory that no other tensor has.
 
-    Torch has no public function for the number of users of a storage; its CUDA graphs use this one.
+    Torch has no public function for the number of users of a storage; Torch's CUDA graphs use the
+    function that is called here.
     """
     users = getattr(torch._C, "_storage_Use_Count", None)
     is_own = users is not None and users(gradient.untyped_storage()._cdata) == _OWN_USERS
@@ -92,7 +99,7 @@ def _pooled(rows: Any, places: Places, weights: Any = None) -> Any:
     inverse = places.inverse
     if inverse is None:
         inverse = torch.arange(len(rows), device=rows.device)
-    if not len(inverse):  # an input that embedding_bag may refuse
+    if not len(inverse):  # an empty input, which embedding_bag may refuse
         return rows.new_zeros((len(places.offsets) - 1, rows.shape[1]))
     return torch.nn.functional.embedding_bag(
         inverse,
@@ -109,7 +116,8 @@ class _Rooted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, root: Any, values: Any) -> Any:
-        # A new tensor on the same memory: a view of an input could not be changed in place.
+        # This makes a new tensor on the same memory, because a view of an input could not be
+        # changed in place.
         return torch.empty(0, dtype=values.dtype, device=values.device).set_(values)
 
     @staticmethod

@@ -10,8 +10,8 @@ from embstore.handles.store import Store
 from embstore_client.frameworks.pretrained import begin_with
 
 _OF_FROZEN = Sgd(0.01)
-"""The optimizer of a frozen table that is created without one: its rows have no state, so they are
-smallest."""
+"""The optimizer of a frozen table that is created without an optimizer. It has no state, so the
+table takes the least memory."""
 
 
 def module_of(
@@ -26,7 +26,7 @@ def module_of(
 
     Raises
     ------
-    InvalidArgumentError : weights have another shape; or a table to be trained has no optimizer.
+    InvalidArgumentError : weights have a wrong shape; or a table to be trained has no optimizer.
     """
     if not isinstance(weights, torch.Tensor) or weights.dim() != 2:
         found = tuple(getattr(weights, "shape", ())) or type(weights).__name__

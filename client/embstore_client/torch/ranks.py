@@ -1,8 +1,8 @@
 """Ranks of a group of torch.distributed, and work of rank 0 for all of them.
 
-A group None means this process alone. Work of rank 0 for all ranks begins when all ranks have
-arrived, and its outcome is sent to the other ranks. So no rank continues before the work is done,
-or waits for work that has failed.
+A group that is None stands for this process alone. Work of rank 0 for all ranks begins when all
+ranks have arrived, and its outcome is sent to the other ranks. So no rank continues before the work
+is done, and no rank waits for work that has failed.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ def ranks_of(group: Any) -> Ranks:
 
 
 def gathered(ranks: Ranks, own: Any) -> list[Any]:
-    """Return the contribution of each rank, in rank order. Every rank calls it."""
+    """Return the contributions of all ranks, in rank order. Every rank calls this function."""
     every: list[Any] = [None] * ranks.world_size
     torch.distributed.all_gather_object(every, own, group=ranks.group)
     return every
 
 
 def by_first(ranks: Ranks, work: Callable[[], object]) -> None:
-    """Let rank 0 do some work when all ranks have arrived here.
+    """Make rank 0 do some work once all ranks have called this function.
 
     Raises
     ------

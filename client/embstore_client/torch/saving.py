@@ -25,8 +25,8 @@ from embstore_client.frameworks.saving import (
 
 _HAS_ROWS = ContextVar("_HAS_ROWS", default=False)
 _warned: set[str] = set()
-"""Tables that `warn_of_rows` has named; each is named once per process, as states are taken
-often."""
+"""Tables that `warn_of_rows` has named. Each is named once per process, because programs read
+states often."""
 
 
 def has_rows() -> bool:
@@ -64,7 +64,8 @@ def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], N
 
 
 def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write states, and check that `_reading` accepts them: it refuses objects that may run code.
+    """Write states, and check that `_reading` accepts them, as it refuses objects that may run
+    code.
 
     Raises
     ------
@@ -102,8 +103,8 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 
 
 def _misfit(part: Any, state: Any) -> str:
-    """Return why a model or optimizer cannot load a state, as far as names and shapes show. "": it
-    can, or raises an error itself."""
+    """Return the reason why a model or optimizer cannot load a state, as far as names and shapes
+    show. "": it can load the state, or raises an error itself."""
     if type(part) is dict:
         return "" if is_plain(state) else "a dict in place of what has tensors"
     if isinstance(part, torch.optim.Optimizer):
@@ -114,7 +115,7 @@ def _misfit(part: Any, state: Any) -> str:
         return "" if own == saved else f"groups of {own} parameters, not of {saved}"
     if getattr(type(part), "load_state_dict", None) is not torch.nn.Module.load_state_dict:
         return ""
-    if any(of._load_state_dict_pre_hooks for of in part.modules()):  # they may rename
+    if any(of._load_state_dict_pre_hooks for of in part.modules()):  # hooks may rename entries
         return ""
     if any(map(torch.nn.parameter.is_lazy, part.parameters())):
         return ""
@@ -131,7 +132,7 @@ def _misfit(part: Any, state: Any) -> str:
 
 
 def _having(part: Any, name: str, method: str) -> Callable[..., Any]:
-    """Return a method of a part; for a dict, the function that replaces this method."""
+    """Return a method of a part; for a dict, return a function that replaces this method."""
     if type(part) is dict and is_plain(part):
         return part.copy if method == "state_dict" else partial(filled, part)
     found = getattr(part, method, None)

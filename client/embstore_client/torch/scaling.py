@@ -1,8 +1,8 @@
-"""A GradScaler's verdict on a step (`frameworks.scaling`), and how it is notified of the store's
-part.
+"""A GradScaler's verdict on a step (`frameworks.scaling`), and how the scaler is notified of an
+overflow in the store's part.
 
-Torch has no public function for a verdict before `update`. `GradScaler` itself has used
-`_per_optimizer_states` since it exists.
+Torch has no public function for a verdict before `update`. This module reads
+`_per_optimizer_states`, which `GradScaler` has had since its first version.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.scaling import Verdict
 
 _OWN = "embstore"
-"""A key in place of an optimizer: under it, store modules notify a scaler of an overflow. It is no
-verdict on the dense part."""
+"""The key, in place of an optimizer, under which store modules notify a scaler of an overflow. The
+entry is no verdict on the dense part."""
 
 
 def verdict_of(scaler: Any) -> Verdict:
@@ -44,7 +44,8 @@ def verdict_of(scaler: Any) -> Verdict:
 
 
 def scale_is_no_power(scale: float) -> InvalidArgumentError:
-    """Return the error for a scale whose factor cannot be removed exactly."""
+    """Return the error for a scale that is no power of two, and so cannot be divided out
+    exactly."""
     return InvalidArgumentError(
         f"expected a scale that is a power of two, by which scaling is exact, found {scale}: give "
         "GradScaler powers of two as init_scale, growth_factor and backoff_factor"
@@ -57,8 +58,8 @@ def scale_of(scaler: Any) -> float:
 
 
 def note_overflow_of_rows(scaler: Any, norms: Sequence[Any]) -> None:
-    """Make a scaler skip the steps of optimizers, and lower its scale, if one of the norms is not
-    finite.
+    """If one of the norms is not finite, make a scaler skip the steps of optimizers, and lower its
+    scale.
 
     Raises
     ------

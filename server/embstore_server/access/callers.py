@@ -1,10 +1,10 @@
 """Authentication: finds the principal of a token or a certificate.
 
-Every call is authenticated anew, which takes microseconds: the server keeps no state about failed
+Every call is authenticated anew, which takes microseconds. The server keeps no state about failed
 attempts.
 
 SIGHUP makes the server read the file of tokens again. A removed token is refused from its next call
-on; an invalid file is logged, and changes nothing. Event loop only.
+on; if the file is invalid, this is logged, and nothing changes. Event loop only.
 """
 
 import logging
@@ -21,7 +21,8 @@ _SCHEME = "bearer "
 
 
 def names_of_peer(auth_context: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:
-    """Return the names in the certificate of a peer that gRPC has verified; none without one."""
+    """Return the names in the certificate of a peer, which gRPC has verified; no names if there is
+    no certificate."""
     if not (found := auth_context.get("x509_pem_cert", ())):
         return ()
     from embstore_server.access.certificate_names import names_in_pem  # few servers need it
@@ -33,7 +34,8 @@ class Callers:
     """The callers that a server accepts; without a file of tokens, all callers."""
 
     def __init__(self, path: Path | None, limits: Mapping[str, int]) -> None:
-        """Read the file; raises InvalidArgumentError. `limits` are the default limits."""
+        """Read the file; raises InvalidArgumentError if it is invalid. `limits` are the default
+        limits."""
         self._path = path
         self._limits = limits
         self._entries: dict[str, Entry] = {}
@@ -78,10 +80,10 @@ class Callers:
     def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
         """Return the principal of a call.
 
-        The header `authorization` decides if it was sent ("": it was not). Without it the name in a
-        verified certificate decides; a certificate with several different names is refused.
+        If the header `authorization` was sent, it decides ("": it was not sent). Otherwise the name
+        in a verified certificate decides; a certificate with several different names is refused.
 
-        Raises UnauthenticatedError.
+        Raises UnauthenticatedError if the caller is unknown.
         """
         if self._path is None:
             return ANYBODY

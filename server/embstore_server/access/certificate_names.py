@@ -1,11 +1,11 @@
 """The names in a client's certificate, by RFC 6125.
 
-If subject alternative names contain names of callers (DNS names, mail addresses), only these count;
-otherwise the common names count. A name that occurs twice counts once.
+If the subject alternative names contain names of callers (DNS names, mail addresses), only these
+names count; otherwise the common names count. A name that occurs twice counts once.
 
-A certificate arrives as DER, verified by the TLS of its port. Both ports use this one reader,
-because gRPC and Python's `ssl` return different names for a certificate: of two common names one
-returns the first, the other both.
+A certificate arrives as DER, verified by the TLS of its port. Both ports use this reader, because
+gRPC and Python's `ssl` return different names for a certificate: if there are two common names, one
+of these libraries returns only the first.
 """
 
 import ssl
@@ -17,9 +17,10 @@ _COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
 _MAIL, _DNS = 0x81, 0x82
 _VERSION, _EXTENSIONS = 0xA0, 0xA3
 _SUBJECT = 4
-"""Index of the subject among a certificate's fields, after the version."""
+"""The index of the subject among a certificate's fields, not counting the version."""
 _WIDE = 0x1E
-"""Tag of a text in UTF-16 (BMPString). Other texts are read as UTF-8: names of tokens are ASCII."""
+"""The tag of a text in UTF-16 (BMPString). Other texts are read as UTF-8, because names of tokens
+are ASCII."""
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """The server's certificate, and the authorities for certificates of clients; read again at SIGHUP.
 
-Both ports look them up for each new connection, so that a certificate that is about to expire is
-replaced without a restart. Invalid files are logged, and change nothing.
+Both ports use the current certificates for each new connection, so that a certificate that is about
+to expire is replaced without a restart. If files are invalid, this is logged, and nothing changes.
 """
 
 import logging
@@ -15,7 +15,7 @@ from embstore_server.telemetry.logs import event
 
 
 class Served(NamedTuple):
-    """Key and certificates of a handshake, as PEM and as a context of Python's `ssl`."""
+    """The key and certificates for a handshake, as PEM and as a context of Python's `ssl`."""
 
     key: bytes
     chain: bytes
@@ -27,7 +27,7 @@ class Certificates:
     """The certificates of a server that has TLS. Any thread."""
 
     def __init__(self, settings: Settings) -> None:
-        """Read the files; raises InvalidArgumentError."""
+        """Read the files; raises InvalidArgumentError if they are invalid."""
         self._settings = settings
         self.served = _read(settings)
 
@@ -70,7 +70,7 @@ def _read(settings: Settings) -> Served:
         key_pem, chain, authorities = (
             None if path is None else Path(path).read_bytes() for path in (key, cert, ca)
         )
-    except OSError as exc:  # an SSLError is one
+    except OSError as exc:  # an SSLError is an OSError
         wanted = "" if ca is None else f", and tls_client_ca {ca}"
         raise InvalidArgumentError(
             f"tls_cert {cert} and tls_key {key}{wanted}: expected PEM files of a certificate, its "

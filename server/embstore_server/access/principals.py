@@ -1,17 +1,18 @@
-"""A caller: its name, its rights by pattern (`embstore.rights`), its sessions and call ids.
+"""A caller: its name, its rights by pattern (`embstore.rights`), its sessions and the ids of its
+calls.
 
 **Sessions** belong to the principal that opened them. Their full names begin with the principal:
 `train` of the token `ads` is the session `ads:train`, whose position no other token can take or
-read. A principal with the right to write everything can also use the full names, as lists show
-them; in this way an operator can end any session. A session that was opened when the server had no
-tokens has the full name `:train`. If the server gets tokens later, a principal with the right to
-write everything continues the session by that name.
+read. A principal with the right to write everything can also use full names, which lists of
+sessions show; in this way an operator can end any session. A session that was opened when the
+server had no tokens has the full name `:train`. If the server gets tokens later, a principal with
+the right to write everything continues the session by that name.
 
-**Scans** likewise belong to their opener alone.
+**Scans** also belong to the principal that opened them.
 
 **Calls that are sent again** are remembered by client and principal, so that no principal gets or
-replaces the answer of another. A client's id includes its owner, so that the many clients of one
-principal do not evict the clients of another.
+replaces the answer of another principal. The id of a client includes its owner, so that the many
+clients of one principal do not evict the clients of another.
 
 **Tables of other principals** are refused by name, before anything is looked up. The answer is
 therefore the same whether such a table exists or not.
@@ -32,7 +33,8 @@ from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 
 _REMEMBERED_MAX = 4096
 _OWNER_CHARACTERS = 16
-"""Characters of the owner in a client id; the rest is a hash of 188 bits."""
+"""The number of characters of the owner in a client id; the rest of the id is a hash of 188
+bits."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class Principal:
     name: str
     rights: Mapping[str, Right]
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Its limits (`access.shares`), by name."""
+    """The principal's limits (`access.shares`), by name."""
     _found: dict[str, Right] = field(default_factory=dict, compare=False, repr=False)
 
     def right_on(self, name: str) -> Right:
-        """Return the highest right on a table or session of this name; KNOWN if no other is
-        granted."""
+        """Return the principal's highest right on a table or session of this name; KNOWN if no
+        right is granted."""
         right = self._found.get(name)
         if right is None:
             granted = (r for pattern, r in self.rights.items() if matches(name, pattern))
@@ -58,7 +60,7 @@ class Principal:
         return right
 
     def check(self, right: Right, names: Iterable[str]) -> None:
-        """Raise PermissionDeniedError, unless `right` is granted on all names."""
+        """Raise PermissionDeniedError unless the principal has `right` on all of these names."""
         for name in names:
             if self.right_on(name) < right:
                 where = "everything (*)" if name == EVERYTHING else repr(name)
@@ -67,7 +69,7 @@ class Principal:
                 )
 
     def check_somewhere(self, right: Right) -> None:
-        """Raise PermissionDeniedError, unless `right` is granted on at least one name."""
+        """Raise PermissionDeniedError unless the principal has `right` on at least one name."""
         if right > max(self.rights.values(), default=Right.KNOWN):
             raise PermissionDeniedError(
                 f"expected the right to {right.name.lower()} on some table; {self._granted}"
@@ -86,7 +88,7 @@ class Principal:
 
     def session(self, name: str) -> str:
         """Return the full name of this principal's session `name`."""
-        if not self.name or not name:  # an empty name, which the engine refuses
+        if not self.name or not name:  # the name is empty; the engine refuses it
             return name
         if ":" in name and self._has_all_sessions:
             return name.removeprefix(":")
@@ -112,8 +114,9 @@ class Principal:
     def origin(self, origin: Origin) -> Origin:
         """Return an origin that no other principal can have; return an invalid origin as it is.
 
-        Its owner (`tables.owners`) is a hash of the principal's name, because a name can take all
-        characters of the id. A principal without a name is no owner, whatever the client id.
+        The owner in the origin's client id (`tables.owners`) is a hash of the principal's name,
+        because a name can be as long as the id. A principal without a name is no owner, whatever
+        the client id.
         """
         client_id = origin.client_id
         is_bad = not 0 < len(client_id) <= CLIENT_ID_CHARACTERS_MAX
@@ -128,7 +131,7 @@ class Principal:
     def visible(self, value: Any, kept: Callable[[str], KeptState | None]) -> Any:
         """Return the part of a command's result that the principal can read.
 
-        `kept` returns the kept checkpoint of a label, or None if it is no longer kept.
+        `kept` returns the checkpoint that is kept under a label, or None if there is none.
         """
         if self.right_on(EVERYTHING) >= Right.READ:
             return value

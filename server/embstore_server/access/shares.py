@@ -37,7 +37,8 @@ from embstore_server.access.callers import Callers
 from embstore_server.access.principals import Principal
 
 SHARE = 0.5
-"""With half of a bound, a second owner finds as much as the first owner has."""
+"""The part of a bound that one owner can use. With half of a bound, as much remains for a second
+owner."""
 
 
 def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
@@ -53,7 +54,7 @@ def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
 def share_of(callers: Callers, limit: str, most: int, owner: str) -> int | None:
     """Return the part of a store's bound `most` that one owner can use, by the name of the limit.
 
-    None: there are no owners. Any thread.
+    None: the server has no owners. Any thread.
     """
     if not callers.known:
         return None
@@ -65,7 +66,7 @@ def share_of(callers: Callers, limit: str, most: int, owner: str) -> int | None:
 def check_call(principal: Principal, command: Command[Any], engine: Engine) -> None:
     """Refuse a call that exceeds its caller's limit of bytes. Any thread.
 
-    Raises InvalidArgumentError.
+    Raises InvalidArgumentError if the call is too large.
     """
     most = principal.limits.get("call_bytes")
     if most is not None:
@@ -74,7 +75,8 @@ def check_call(principal: Principal, command: Command[Any], engine: Engine) -> N
 
 
 def used(principal: Principal, engine: Engine) -> dict[str, int]:
-    """Return a principal's usage of a store. The caller has the engine, or looks at its frame."""
+    """Return a principal's usage of a store. The calling code must be on the engine's turn, or read
+    a frame of its tables."""
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
     announced = engine.sessions.announcing.announced_bytes(principal.name)
     scans, scan_bytes = engine.scans.places.used(principal.name)
@@ -128,9 +130,10 @@ def _of_tables(principal: Principal, engine: Engine) -> dict[str, int]:
 
 
 def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
-    """Refuse a command that would exceed a principal's share of a store. The caller has the engine.
+    """Refuse a command that would exceed a principal's share of a store. Called on the engine's
+    turn.
 
-    Raises CapacityError.
+    Raises CapacityError if the share is exceeded.
     """
     more: dict[str, int] = {}
     match command:
@@ -144,7 +147,7 @@ def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
             more = _rows(max(rows - state.rows, 0), state.config)
     more = {name: count for name, count in more.items() if name in principal.limits}
     if not more:
-        return  # adding up all tables takes longer than creating one
+        return  # adding up all tables takes longer than creating a table
     now = used(principal, engine)
     for name, count in more.items():
         most = principal.limits[name]

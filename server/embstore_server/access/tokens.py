@@ -1,18 +1,18 @@
-"""The file of tokens: names, and the rights of each.
+"""The file of tokens: names, and the rights of each name.
 
     {"version": 2, "checksum": "blake2b:HASH", "tokens": {
         "ads":  {"secret": "sha256:HASH", "rights": {"ads/*": "write"}},
         "dash": {"certificate": true, "rights": {"*": "read"}, "limits": {"queue_calls": 8}}}}
 
-A token is `NAME.SECRET`. The file contains only a hash of the secret. The secret is always 32
-random bytes, made by `embstore token add`: it cannot be guessed. A hash that is slow on purpose
-(scrypt, argon2) would therefore protect nothing, and would let attackers keep the server busy. With
-scrypt of 8 ms, guesses occupied every core and kept valid tokens out, and 500 entries blocked the
-event loop for 4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate` has no
-secret: its caller shows a certificate with that name instead.
+A token is `NAME.SECRET`. The file contains only a hash of the secret. The secret cannot be guessed,
+because it is always 32 random bytes, which `embstore token add` makes. A hash that is slow on
+purpose (scrypt, argon2) would therefore protect nothing, and attackers could use it to keep the
+server busy. With an scrypt that takes 8 ms, guesses occupied every core and kept valid tokens out,
+and 500 entries blocked the event loop for 4 s at SIGHUP. SHA-256 takes a microsecond. A name with a
+`certificate` has no secret: the caller shows a certificate with that name instead.
 
-The file is replaced as a whole, and only its owner can read it; a writer holds a lock file in the
-same directory. Only `embstore token` writes the file: the checksum of the entries detects damage
+The file is replaced as a whole, and only its owner can read it. A writer locks a lock file in the
+same directory. Only `embstore token` may write the file. The checksum of the entries detects damage
 and edits, which could change a right or a name. A running server reads the file again at SIGHUP.
 """
 
@@ -65,7 +65,7 @@ RIGHTS = {right.name.lower(): right for right in (Right.READ, Right.WRITE, Right
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of the file. `secret` is the hash of its secret; None: the caller shows a
+    """The entry of one name. `secret` is the hash of the secret; None: the caller shows a
     certificate."""
 
     name: str
@@ -76,14 +76,14 @@ class Entry:
     """Limits by name (`LIMITS`)."""
 
     def has(self, secret: str) -> bool:
-        """Return whether this is the entry's secret; both answers take equally long."""
+        """Return whether a secret is that of the entry; the time does not depend on the answer."""
         return hmac.compare_digest(_hashed(secret), self.secret or _NO_HASH)
 
 
 _NO_HASH = "sha256:"
 NOBODY = Entry("", None)
 """The entry that is checked for an unknown name, so that the answer takes as long as for a known
-one."""
+name."""
 
 
 def _hashed(secret: str) -> str:
@@ -143,8 +143,8 @@ def _count(name: str, value: Any) -> int:
 def read(path: Path) -> dict[str, Entry]:
     """Return the entries of a file, by name.
 
-    Raises InvalidArgumentError if there is no such file, or if any part of it is not understood: a
-    right that was misread could grant too much.
+    Raises InvalidArgumentError if there is no such file, or if any part of the file is not
+    understood, because a misread right could grant too much.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait
@@ -199,7 +199,7 @@ def _check_keys(where: str, found: Any, known: set[str]) -> None:
 
 
 def write(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Replace the file by one with these entries; durable on return."""
+    """Replace the file by a file with these entries; it is durable on return."""
     tokens = {
         name: ({"certificate": True} if one.secret is None else {"secret": one.secret})
         | {"rights": {pattern: right.name.lower() for pattern, right in one.rights.items()}}
@@ -223,10 +223,11 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def make_first(path: Path) -> str:
-    """Make and return a token `admin` with every right; empty if a name has every right already.
+    """Make and return a token `admin` with every right; if a name already has every right, return
+    "".
 
-    This is for a server whose ports other machines can reach from its first start on. Durable on
-    return.
+    This function is for a server whose ports other machines can reach from its first start on. The
+    token is durable on return.
     """
     rights = {EVERYTHING: Right.ADMIN}
     with _named(path):
@@ -241,14 +242,14 @@ def make_first(path: Path) -> str:
 
 
 def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:
-    """Change the entries of a file, one process at a time; durable on return.
+    """Change the entries of a file, one process at a time; the change is durable on return.
 
-    A symbolic link is followed, so that a server that reads its tokens through the link reads the
+    A symbolic link is followed, so that a server that reads the file through the link reads the
     change.
     """
     path = Path(os.path.realpath(path))
     with _named(path):
-        if path.is_symlink():  # a loop
+        if path.is_symlink():  # a loop of links
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if not path.parent.is_dir():
             raise InvalidArgumentError(

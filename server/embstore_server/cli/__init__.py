@@ -1,9 +1,10 @@
 """The command line: `embstore serve`, commands for a running server, and the tools.
 
-Results go to standard output, everything else to standard error, so that `--json` can be piped. A
-command's module is imported when the command is called, and heavy modules (NumPy, gRPC, the engine)
-when it runs, so that `embstore --help` is fast. Commands for a running server need only the extra
-`cli`; a command that needs another extra names it in its error (`extras`).
+Results are written to standard output, everything else to standard error, so that the output of
+`--json` can be piped. A command's module is imported when the command is called, and heavy modules
+(NumPy, gRPC, the engine) when the command runs, so that `embstore --help` is fast. Commands for a
+running server need only the extra `cli`; if a command lacks another extra, its error names that
+extra (`extras`).
 """
 
 import sys
@@ -15,9 +16,10 @@ from embstore.errors import EmbstoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status.
 
-    An EmbstoreError is an answer: its message is shown without a traceback. If standard output can
-    no longer be written, the command ends in the same way. Any other exception is a bug, and is
-    raised. `arguments` are the words after `embstore`; None: the process's own arguments.
+    An EmbstoreError is an answer to the user: its message is shown without a traceback. A command
+    whose standard output can no longer be written also ends without a traceback. Any other
+    exception is a bug, and is raised. `arguments` are the words after `embstore`; None: the
+    process's own arguments.
     """
     from embstore_server.cli import exits
     from embstore_server.cli.standard_output import OutputLostError, standing_in
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with standing_in():
             return _run(arguments)
     except OutputLostError as exc:
-        if exc.is_pipe:  # the reader has read enough
+        if exc.is_pipe:  # the reader of the pipe has read enough
             return exits.READER_GONE
         from embstore_server.cli.output import show_error
 
@@ -41,7 +43,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         with needing("cli"):
             from embstore_server.cli.commands import app
-    except EmbstoreError as exc:  # the packages that draw errors are missing, too
+    except EmbstoreError as exc:  # the packages that draw errors may be missing, too
         sys.stderr.write(f"error: {exc}\n")
         return exits.FAILED
     try:
@@ -52,6 +54,6 @@ def _run(arguments: Sequence[str] | None) -> int:
 
         show_error(str(exc))
         return answer_of(exc).exit
-    except SystemExit as exc:  # how every command ends
+    except SystemExit as exc:  # every command ends in this way
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     return 0

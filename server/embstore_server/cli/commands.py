@@ -1,4 +1,5 @@
-"""The tree of commands, with the module of each, which is imported when the command is called."""
+"""The tree of commands, and the module of each command, which is imported when the command is
+called."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -57,7 +58,7 @@ _PANELS = {
     "Sessions, tokens, replication": "sessions token promote cluster set-shard-map",
     "Try and measure": "demo bench report",
 }
-"""The topics of the commands: headings in the help of `embstore`."""
+"""The topics of the commands, which are headings in the help of `embstore`."""
 _TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remove", "list"]}
 _SESSION_COMMANDS = {"embstore_server.cli.sessions": ["list", "close"]}
 _CLUSTER_COMMANDS = {"embstore_cluster.commands": ["start", "status", "grow", "drain", "stop"]}
@@ -71,7 +72,7 @@ _TABLE_COMMANDS = {
 def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[TyperGroup]:
     """Return a class of groups that import a command when it is called.
 
-    default : the command that is run if none is named; empty: a command must be named
+    default : the command that runs if the user names no command; empty: the user must name one
     """
     places = {name: module for module, names in commands_of.items() for name in names}
 
@@ -82,7 +83,7 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             is_named = bool(args) and not (args[0].startswith("-") and args[0] not in _HELP)
-            is_typed = is_named or ctx.resilient_parsing  # else: a shell completes the next word
+            is_typed = is_named or ctx.resilient_parsing  # or a shell completes the next word
             return super().parse_args(ctx, args if is_typed or not default else [default, *args])
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -101,12 +102,13 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
 
 
 def _paragraphs(command: Any) -> str:
-    """Return the text of a command's help, one line per paragraph: Rich keeps line ends."""
+    """Return the text of a command's help, with one line per paragraph, because Rich keeps line
+    ends."""
     return "\n\n".join(" ".join(text.split()) for text in (getdoc(command) or "").split("\n\n"))
 
 
 def _panel(name: str) -> str | None:
-    """Return the heading of a command; None if its group has one heading for all."""
+    """Return the heading of a command; None if its group has one heading for all its commands."""
     return next((panel for panel, names in _PANELS.items() if name in names.split()), None)
 
 
@@ -117,7 +119,7 @@ app = typer.Typer(
     epilog=exits.LEGEND,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # a traceback is for developers: as Python prints it
+    pretty_exceptions_enable=False,  # developers read tracebacks as Python prints them
     context_settings={"help_option_names": _HELP},
 )
 _TABLE_HELP = "Create, list, show, grow and drop tables."

@@ -25,7 +25,8 @@ TIMEOUT_S = 60.0
 LONG_TIMEOUT_S = 3600.0
 """The timeout of commands that read or write whole tables."""
 CONNECT_TIMEOUT_S = 5.0
-"""The wait for a server that is starting. A port without a server is an error at once."""
+"""Seconds to wait for a server that is starting. If no server listens on the port, the error comes
+at once."""
 EVERY_S = 2.0
 _PANEL = "Connection (each also as a variable: EMBSTORE_ADDRESS for --address)"
 _connection = partial(flag, rich_help_panel=_PANEL, show_envvar=False)
@@ -47,12 +48,12 @@ def on_server(
     """Return a decorator that adds to a command the flags of a connection, and --json.
 
     The command's first parameter, `connect`, is not a flag: calling it connects to the server that
-    the flags name. A command can therefore check its own arguments before. The command's return
-    value is shown. `timeout_s` is the default of --timeout. `is_watched`: the command can be
-    repeated and its result shown each time. `of_one`: the command concerns only the server at the
-    address, even if that server is a shard of a cluster.
+    the flags name. A command can therefore check its own arguments before it connects. The
+    command's return value is shown. `timeout_s` is the default of --timeout. If `is_watched`, the
+    command can be repeated, and its result is shown each time. If `of_one`, the command concerns
+    only the server at the address, even if that server is a shard of a cluster.
 
-    SIGTERM and a closed terminal end the command as an error does: it cleans up first.
+    SIGTERM and a closed terminal end the command as an error does, so that it cleans up first.
     """
     seconds = _connection("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
     flags = [
@@ -109,11 +110,11 @@ def connected(
     insecure: bool,
     of_one: bool = False,
 ) -> AbstractContextManager["Store"]:
-    """Connect to a server, or to all shards of its cluster unless `of_one`.
+    """Connect to a server, or, unless `of_one`, to all shards of its cluster.
 
-    Raises EmbstoreError, at once if the port is closed.
+    Raises EmbstoreError if that fails; at once if the port is closed.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own error contains the reason
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error that is raised contains the reason
     from embstore_client.connecting import connect, connect_one
 
     token = files["token_file"]

@@ -9,7 +9,8 @@ from embstore.version import pip_install
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Turn the error about a missing package into one that names the extra; also a decorator."""
+    """Turn an error about a missing package into an error that names the extra. This is also a
+    decorator."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -103,7 +103,7 @@ def import_(
 
 
 def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Table":
-    """Return a table; if it does not exist, create it as the file describes it."""
+    """Return a table; if it does not exist, create it by the description in the file."""
     from embstore_client.files import about_file
 
     try:

@@ -1,4 +1,4 @@
-"""Flags of commands: how they are written, and flags that are made from declarations elsewhere.
+"""Flags of commands: their form, and flags that are made from declarations in other modules.
 
 Typer reads the flags of a command from its signature. A command that takes `**values` gets a
 signature with a flag for each value: settings, or parameters of optimizers.

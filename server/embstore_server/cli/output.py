@@ -1,7 +1,7 @@
 """The output of commands: tables for people, one JSON document for scripts, and progress.
 
 Progress is drawn on standard error, and only on a terminal, so a log file contains no progress. If
-standard output is no terminal, tables are as wide as they need, so that no cell is cut.
+standard output is no terminal, tables are as wide as their cells require, so that no cell is cut.
 """
 
 import json
@@ -15,7 +15,7 @@ import typer
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli.exits import FAILED
 
-if TYPE_CHECKING:  # rich is loaded by code that draws with it
+if TYPE_CHECKING:  # rich is imported only by code that draws with it
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
@@ -29,9 +29,10 @@ Shown = tuple[Any, "str | Callable[[], RenderableType]"]
 """The output of a command: a JSON document, and its form for people, as text or drawn by Rich."""
 
 Advance = Callable[[int], None]
-"""A function of the number of items done since the last call."""
+"""A function that is called with the number of items done since the last call."""
 Progressed = Callable[[int, int], None]
-"""A function of the number of items done so far, and of all items (0: unknown)."""
+"""A function that is called with the number of items done so far, and the number of all items (0:
+unknown)."""
 
 
 def show_json(document: Any) -> None:
@@ -40,12 +41,13 @@ def show_json(document: Any) -> None:
 
 
 def show_json_line(document: Any) -> None:
-    """Write a JSON document to standard output as one line, so that others can follow."""
+    """Write a JSON document to standard output as one line, so that further documents can
+    follow."""
     typer.echo(json.dumps(document))
 
 
 def show_text(text: str) -> None:
-    """Write lines to standard output as they are."""
+    """Write lines to standard output unchanged."""
     typer.echo(text)
 
 
@@ -71,7 +73,8 @@ def show_hint(message: str) -> None:
 
 
 def ask(question: str, what: str, done: str) -> None:
-    """Ask for confirmation, and end the command if the answer is no; --yes avoids the call.
+    """Ask for confirmation, and end the command if the answer is no. With --yes, commands do not
+    call this function.
 
     Raises
     ------
@@ -107,7 +110,7 @@ def rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> "RenderableT
 
 
 def parts(named: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> "RenderableType":
-    """Return named parts, each with names and values, one part below the other."""
+    """Return named parts, drawn one below the other, each with names and values."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -143,7 +146,7 @@ def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], Non
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show progress inside the block; `total` None: unknown."""
+    """Show progress inside the block; `total` is None if the total is unknown."""
     with _drawing(is_counted=total is not None) as drawn:
         task = drawn.add_task(what, total=total)
         yield lambda count: drawn.advance(task, count)
@@ -151,7 +154,8 @@ def progress(what: str, total: int | None = None) -> Iterator[Advance]:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Progressed]:
-    """Show progress inside the block, where the server reports both numbers."""
+    """Show progress inside the block; the server reports both the number of items done and the
+    total."""
     with _drawing(is_counted=True) as drawn:
         task = drawn.add_task(what, total=None)
         yield lambda done, of: drawn.update(task, completed=done, total=of or None)

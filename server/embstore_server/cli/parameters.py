@@ -32,8 +32,8 @@ def check_output(flag: str, path: Path, others: Iterable[Path | None] = ()) -> N
     """Refuse an output file that cannot be written, before the work for it begins.
 
     An existing file that is not regular, such as a device or a pipe, is refused too, because it
-    would be replaced. The same holds for a file among `others`, which the command also reads or
-    writes. Raises InvalidArgumentError.
+    would be replaced. A file in `others`, the files that the command also reads or writes, is
+    refused for the same reason. Raises InvalidArgumentError if the file is refused.
     """
     from embstore.profiles.archive import why_not_replaced
 

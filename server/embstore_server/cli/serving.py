@@ -1,10 +1,11 @@
 """`embstore serve`: every setting as a flag.
 
-The value of a flag is passed to `embstore_server.setup.settings` as text. It is read there together
-with the environment and the file, so that a bad value is refused in the same way from each source.
+The value of a flag is passed to `embstore_server.setup.settings` as text. That module reads it
+together with the environment and the file, so that a bad value gives the same error from each
+source.
 
 --help shows the dozen settings that most servers need, each with the first clause of its text, so
-that it fits a screen; --help-all shows all settings with their whole text.
+that the help fits a screen; --help-all shows all settings with their whole text.
 """
 
 import logging
@@ -49,13 +50,13 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         SIGTERM and SIGINT stop the server. If the device fails, the server ends with status 70.
         When the server is started again, it opens the store at its last commit.
         """
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own log contains its errors
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the server's log contains its errors
         from embstore_server.path.memory_trim import (
-            share_freed_memory,  # asyncio is nothing for --help
+            share_freed_memory,  # --help does not need asyncio
         )
 
         share_freed_memory()
-        os.umask(0o077)  # no other user may read rows, whatever the umask was
+        os.umask(0o077)  # no other user may read rows, whatever the inherited umask
         with _ending_at_once():
             with needing("server"):
                 _look_for_packages()
@@ -71,14 +72,15 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
 
 
 def _look_for_packages() -> None:
-    """Raise ModuleNotFoundError if a package of the extra is missing; imports no package."""
+    """Raise ModuleNotFoundError if a package of the extra is missing. This does not import the
+    packages."""
     for name in ("numba", "fastapi", "grpc_health", "grpc_reflection", "prometheus_client"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _show_first_token(settings: Settings) -> None:
-    """Make the first token if it is requested; show it on standard output, and not in the log."""
+    """Make the first token, if requested, and show it on standard output, but not in the log."""
     if not settings.first_token or settings.tokens is None:
         return
     from embstore_server.access.tokens import make_first
@@ -118,7 +120,7 @@ def _help_all(of: type[Settings]) -> Any:
     known = declared(of)
 
     def show(context: typer.Context, wanted: bool) -> None:
-        if not wanted and not context.resilient_parsing:  # a shell completes all flags
+        if not wanted and not context.resilient_parsing:  # so that a shell completes all flags
             return
         for parameter in context.command.params:
             if parameter.name in known:
@@ -136,8 +138,8 @@ def _help_all(of: type[Settings]) -> Any:
 def _ending_at_once() -> Iterator[None]:
     """End the process with status 0 on a signal, until the server has handlers of its own.
 
-    Nothing has been opened by then. Without a handler, process 1 of a container would ignore
-    SIGTERM, and would be killed after its grace period.
+    Until then, the process has opened nothing. Without a handler, process 1 of a container would
+    ignore SIGTERM, and would be killed after its grace period.
     """
     before = {n: signal.signal(n, lambda *_: sys.exit(0)) for n in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -1,4 +1,4 @@
-"""Signals that end a command: the command cleans up first, as after an error."""
+"""Signals that end a command. The command cleans up first, as after an error."""
 
 import signal
 import sys
@@ -31,7 +31,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore these signals in the block, which cleans up and is short."""
+    """Ignore these signals in the block, which must be short: it cleans up."""
     with _handled(_IGNORED, signal.SIG_IGN):
         yield
 

@@ -1,10 +1,11 @@
-"""Standard output that can no longer be written: a pipe whose reader has ended, or a full disk.
+"""Standard output that can no longer be written, because the reader of a pipe has ended, or a disk
+is full.
 
-A command then ends with at most one line and without a traceback. All output, even Typer's help and
-Rich's tables, is written to `sys.stdout`. While a command runs, a stand-in from this module
-replaces it and turns the error of the operating system into OutputLostError. That class is no
-OSError, so no handler in between mistakes it for another error. It is no EmbstoreError either: the
-command itself may have succeeded.
+A command then ends with at most one line, and without a traceback. All output, even Typer's help
+and Rich's tables, is written to `sys.stdout`. During a command, a stand-in from this module
+replaces `sys.stdout`, and turns the error of the operating system into OutputLostError. This class
+is no OSError, so no handler in between mistakes it for another error. It is no EmbstoreError
+either, because the command itself may have succeeded.
 """
 
 import os
@@ -52,7 +53,8 @@ def _lost() -> Iterator[None]:
 def standing_in() -> Iterator[None]:
     """Replace `sys.stdout` by the stand-in inside the block, and flush it at the end.
 
-    Raises OutputLostError; then nothing more is written, not even when Python ends.
+    Raises OutputLostError if the output cannot be written; then nothing more is written, not even
+    when Python ends.
     """
     below = sys.stdout
     sys.stdout = cast(TextIO, _Output(below))

@@ -26,7 +26,8 @@ def stats(connect: Connect) -> Shown:
 
 
 def shown(title: str, of: type, document: Mapping[str, Any]) -> "RenderableType":
-    """Return a drawn document: single values in parts, then a table for each repeated part."""
+    """Return a document in drawn form: parts with the single values, then a table for each repeated
+    part."""
     from rich.console import Group
     from rich.text import Text
 
@@ -52,8 +53,8 @@ def by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) ->
 
 
 def side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> "RenderableType":
-    """Return documents as the columns of a table; each column has the document's labels at its
-    top."""
+    """Return documents as the columns of a table; at the top of each column are the document's
+    labels."""
     stats = declared(of)
     labels = [stat.name for stat in stats if stat.kind == "label"]
     return output.rows(
@@ -69,7 +70,7 @@ def side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> "Renderabl
 def _parts(
     title: str, of: type, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield the title and the lines of each part that exists once."""
+    """Yield the title and the lines of each part that is not repeated."""
     single = [stat for stat in declared(of) if stat.part is None and stat.name in document]
     yield title, [(_name(stat), _shown(stat, document[stat.name])) for stat in single]
     for stat in declared(of):
@@ -94,7 +95,7 @@ def _name(stat: Stat) -> str:
 
 
 def _shown(stat: Stat, value: Any) -> Any:
-    """Return a value with its unit, as a person reads it."""
+    """Return a value with its unit, in a form for people."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(stat, one)}" for key, one in value.items())
     if isinstance(value, list):

@@ -24,7 +24,7 @@ Read = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class StatsSample:
-    """The stats of a store, their time, and the previous stats."""
+    """The stats of a store with their time, and the previous stats."""
 
     stats: dict[str, Any]
     at: float

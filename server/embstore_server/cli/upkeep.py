@@ -1,5 +1,5 @@
 """`embstore flush`, `resize-cache`, `set-policy`, `check-integrity`, `clear-counts`, `promote`,
-`set-shard-map`: commands that change how a running store works, and no bit of its rows.
+`set-shard-map`: commands that change how a running store works, but no bit of its rows.
 """
 
 from pathlib import Path

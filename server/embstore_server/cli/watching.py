@@ -31,7 +31,7 @@ def watch(look: Callable[[], Shown], every_s: float, *, as_json: bool) -> None:
 
 
 def watched(look: Callable[[], Shown], every_s: float) -> Shown:
-    """Draw the results of `look` on the whole terminal, until Ctrl-C; return the last one."""
+    """Draw the results of `look` on the whole terminal until Ctrl-C; return the last result."""
     shown = look()
     try:
         with output.screen(output.drawn(shown[1])) as update:

@@ -2,8 +2,8 @@
 
 The speed is measured with a file of MEASURED_BYTES in the directory itself. The file is written and
 synced as a whole. Then small writes are synced one by one, as a command log syncs its records.
-Finally 4 KiB are read at random offsets, from pages that the kernel was asked to forget, as missed
-rows are read. The measurement takes about a second.
+Finally blocks of 4 KiB are read at random offsets, as a store reads missed rows, from pages that
+the kernel was asked to forget. The measurement takes about a second.
 """
 
 import os
@@ -24,12 +24,12 @@ SYNCS, READS, PAGE_BYTES = 20, 200, 4096
 ROOM_NONE_BYTES = 64 << 20
 """Free space below which a server soon refuses writes (embstore_server.path.disk_space)."""
 ROOM_SMALL_BYTES = 8 << 30
-"""Free space below which a store may need more: a command log has up to 4 GiB, and merges need
+"""Free space below which a store may soon need more: a command log has up to 4 GiB, and merges need
 space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""Bounds of the speed, chosen for a rotating disk; a disk without moving parts is at least five
-times as fast."""
+"""Bounds below which a disk counts as slow. They are chosen for a rotating disk; a disk without
+moving parts is at least five times as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}
@@ -68,7 +68,7 @@ def looked_at(system: System, directory: Path) -> Iterator[Finding]:
 
 
 def file_system(system: System, place: Path) -> str:
-    """Return the kind of file system that a directory is on; empty if it is unknown."""
+    """Return the kind of file system that contains a directory; empty if the kind is unknown."""
     path, kind, longest = str(place.resolve()), "", -1
     for line in system.text("proc/mounts").splitlines():
         _, point, found, *_ = [*line.split(), "", "", ""]
@@ -95,7 +95,7 @@ def of_file_system(kind: str, directory: Path) -> Finding:
 
 
 def of_room(free_bytes: int, free_files: int | None) -> Finding:
-    """Judge the free space. `free_files`: the number of files that can still be made; None:
+    """Judge the free space. `free_files` is the number of files that can still be made; None: it is
     unknown."""
     found = f"{bytes_text(free_bytes)} free"
     if free_bytes < ROOM_NONE_BYTES:

@@ -18,17 +18,17 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """Return a finding that nothing is wrong."""
+    """Return a finding with the status ok: nothing is wrong."""
     return Finding(name, "ok", found)
 
 
 def warn(name: str, found: str, change: str) -> Finding:
-    """Return a finding that a server works, but less well than it could."""
+    """Return a finding with the status warn: a server works, but less well than it could."""
     return Finding(name, "warn", found, change)
 
 
 def fail(name: str, found: str, change: str) -> Finding:
-    """Return a finding that a server would not start, or would fail later."""
+    """Return a finding with the status fail: a server would not start, or would fail later."""
     return Finding(name, "fail", found, change)
 
 
@@ -46,8 +46,7 @@ class System:
             return ""
 
     def number(self, path: str) -> int | None:
-        """Return the number in a file; None: the file contains no number, but "max", for
-        example."""
+        """Return the number in a file; None: the file contains no number, but for example "max"."""
         text = self.text(path)
         return int(text) if text.isdecimal() else None
 

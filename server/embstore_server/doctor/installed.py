@@ -14,7 +14,7 @@ from embstore_server.telemetry import tracing
 _PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _USED_SHARE = 0.1
-"""Share of a GPU's memory that a display and contexts normally use."""
+"""The share of a GPU's memory that a display and contexts normally use."""
 
 
 def looked_at(system: System) -> Iterator[Finding]:
@@ -47,8 +47,7 @@ def of_versions(found: dict[str, str]) -> Finding:
 
 
 def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Finding]:
-    """Judge whether the traces that the environment requests can be made; nothing if it requests
-    none."""
+    """If the environment requests traces, judge whether they can be made."""
     variable = tracing.variable_of(environ)
     missing = [name for name, number in found.items() if not number]
     problem = tracing.protocol_problem(environ)
@@ -63,12 +62,13 @@ def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Fin
 
 
 def has_gpu(system: System) -> bool:
-    """Return whether there is a driver of NVIDIA's."""
+    """Return whether a driver of NVIDIA is installed."""
     return system.has("proc/driver/nvidia/version") or system.has("dev/nvidia0")
 
 
 def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> Finding:
-    """Judge driver and CuPy. `devices` describes the devices that CuPy finds, or raises."""
+    """Judge the driver and CuPy. `devices` returns a description of the devices that CuPy finds, or
+    raises an error."""
     if not has_gpu(system):
         return ok("GPU", "none with a driver: rows are cached in memory of the host")
     driver = system.text("proc/driver/nvidia/version").partition("\n")[0] or "a driver"
@@ -87,9 +87,9 @@ def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> 
 
 
 def of_gpu_memory(memory: Callable[[], tuple[int, int]]) -> Finding:
-    """Judge the memory of the first GPU, which a trainer may share.
+    """Judge the memory of the first GPU, which a trainer may share with the server.
 
-    `memory` returns the free and the total bytes; it raises if no driver answers.
+    `memory` returns the free and the total bytes; it raises an error if no driver answers.
     """
     try:
         free, total = memory()

@@ -7,15 +7,16 @@ from embstore_server.doctor.findings import Finding, System, fail, ok, warn
 from embstore_server.setup.parsing import bytes_text
 
 DESCRIPTORS_FEW, DESCRIPTORS_ENOUGH = 256, 4096
-"""Descriptors that a store and its listeners need, and that two ports full of connections need."""
+"""The number of descriptors that a store and its ports need without connections, and the number
+that two ports full of connections need."""
 LOCKED_BYTES_ENOUGH = 64 << 20
 MAPS_ENOUGH = 65_530
-"""The kernel's default."""
+"""The kernel's default for the number of maps of a process."""
 
 
 def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
     """Yield the findings for limits."""
-    # a server raises its limit to this one
+    # a server raises its limit to the hard limit
     _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield of_descriptors(descriptors)
     yield of_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_gpu=has_gpu)

@@ -12,9 +12,9 @@ from embstore_server.setup.parsing import bytes_text
 
 MEMORY_SMALL_BYTES = LEVEL_TWO_SMALL_BYTES = 1 << 30
 SHARED_SMALL_BYTES = 64 << 20
-"""The size of /dev/shm in a container of Docker by default."""
+"""The default size of /dev/shm in a container of Docker."""
 FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"}
-"""The clock sources that a process reads without the kernel."""
+"""The clock sources that a process reads without a system call."""
 CORES_FEW = 2
 _ROW_BYTES = (64, 528)
 """Bytes of a row of 16 elements, and of a row of 128 elements with row-wise state."""
@@ -41,7 +41,7 @@ def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
 
 
 def of_clock_source(system: System) -> Finding:
-    """Judge how the clock is read, which every call does several times."""
+    """Judge how fast the clock is read; every call reads it several times."""
     name = system.text("sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not name or name in FAST_CLOCKS:
         return ok("clock source", name or "not said")
@@ -50,11 +50,12 @@ def of_clock_source(system: System) -> Finding:
 
 
 def clock_is_synchronized() -> bool | None:
-    """Return whether the kernel's clock is synchronized with another; None: unknown."""
+    """Return whether the kernel's clock is synchronized with another clock; None: this is
+    unknown."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is None:
         return None
-    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # zeros: change nothing
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # zeros, which change nothing
     state = adjtimex(buffer)
     if state < 0:
         return None
@@ -129,7 +130,7 @@ def of_memory(system: System) -> Finding:
 
 
 def of_level_two(system: System, *, has_gpu: bool) -> Finding:
-    """Judge the host's memory for level two of a GPU's cache, by default."""
+    """Judge the host's memory for level two of a GPU's cache, in the default configuration."""
     if not has_gpu:
         return ok("level two", "none: without a GPU the whole cache is in memory of the host")
     size = free_bytes(system.root) // HOST_PARTS
@@ -146,7 +147,7 @@ def of_level_two(system: System, *, has_gpu: bool) -> Finding:
 
 
 def of_overcommit(system: System) -> Finding:
-    """Judge whether addresses without memory can be reserved."""
+    """Judge whether a process can reserve addresses without memory."""
     if system.number("proc/sys/vm/overcommit_memory") != _NO_OVERCOMMIT:
         return ok("overcommit", "allowed")
     change = "`sysctl vm.overcommit_memory=0`, or a smaller --cache-bytes"

@@ -1,1 +1,1 @@
-"""Start and end of a server's process, and the store that it serves."""
+"""The start and end of a server's process, and the store that the process serves."""

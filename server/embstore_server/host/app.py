@@ -1,4 +1,4 @@
-"""The life of the server process: it opens, serves, drains and commits.
+"""The life of the server process, which opens, serves, drains and commits.
 
 1. Both ports are bound before the store is opened, so that a port in use is an error at once. The
    health service returns NOT_SERVING, and /readyz 503, until the store is open.
@@ -7,13 +7,14 @@
    `drain_s`. Then the store is committed and closed, and the process ends with status 0. A second
    signal changes nothing. If there is no disk space for the commit, it is tried again until
    `drain_s` is over (`path.disk_space`). A signal that arrives while the store is being opened
-   takes effect when it is open. A signal that arrives earlier, while kernels are compiled, ends the
-   process at once: nothing is open. On SIGHUP, tokens and certificates are read again.
-4. If the device is lost, the rows that existed only on it are lost. Health and /readyz report the
-   loss, running and waiting calls are refused within `drain_s`, and nothing is committed. The
-   process ends with a status of its own (`cli.exits.DEVICE_FAILED`), because a new process may get
-   a device that works. A disk that fails is reported in the same way, but the process stays: a new
-   process would not help.
+   takes effect when the store is open. A signal that arrives earlier, while kernels are compiled,
+   ends the process at once, because nothing is open yet. On SIGHUP, tokens and certificates are
+   read again.
+4. If the device is lost, the rows that existed only on the device are lost. Health and /readyz
+   report the loss, running and waiting calls are refused within `drain_s`, and nothing is
+   committed. The process ends with a status of its own (`cli.exits.DEVICE_FAILED`), because a new
+   process may get a device that works. A disk that fails is reported in the same way, but the
+   process does not end, because a new process would not help.
 """
 
 import asyncio
@@ -49,8 +50,8 @@ _LOST = (
 )
 _PROGRESS_EVERY_S = 2.0
 _SWITCH_INTERVAL_S = 1e-4
-"""Seconds between two switches of Python threads. With the default of 5 ms, the engine thread that
-returns from a kernel waits while the loop is busy."""
+"""Seconds between two switches of Python threads. With the default of 5 ms, an engine thread that
+returns from a kernel would wait that long for a busy event loop."""
 
 
 def serve(settings: Settings) -> int:
@@ -59,7 +60,7 @@ def serve(settings: Settings) -> int:
     Raises DeviceError if the device was lost; the store then opens at its last checkpoint. Raises
     EmbstoreError if the store or a port could not be opened, or if not everything was committed.
     """
-    if sys.stderr is not None:  # only this reports a file that was truncated while it was mapped
+    if sys.stderr is not None:  # the only report of a file that was truncated while mapped
         faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -95,7 +96,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
         sharing: SharedMemoryPort | None = None
         try:
             await _open_or_leave(host, stop, compiled)
-            # only now: its socket may be in the store's directory
+            # only now, as its socket may be in the store's directory
             sharing = SharedMemoryPort(service)
             if not stop.done():
                 if service.engine.lost:
@@ -160,7 +161,7 @@ async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: thread
 
 
 async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
-    """Wait until a signal requests the end of the process, or its device is lost."""
+    """Wait until a signal requests the end of the process, or the device is lost."""
     failing = asyncio.create_task(service.failed.wait())
     await asyncio.wait((stop, failing), return_when=asyncio.FIRST_COMPLETED)
     failing.cancel()
@@ -203,7 +204,7 @@ def _compile(service: Service) -> None:
 def _open(settings: Settings) -> Engine:
     """Open the store, with every kernel of its device compiled."""
     options = settings.store_options()
-    del options["warm_up"]  # the server warms the cache itself, when it is ready
+    del options["warm_up"]  # the server itself warms the cache, when it is ready
     engine = open_engine(settings.data, StoreOptions(**options))
     engine.warm_up()
     engine.backups.within = settings.backup_within
@@ -220,7 +221,8 @@ def _open(settings: Settings) -> Engine:
 
 
 def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-    """Log a commit that the store made by itself, or its error. Runs in the thread of commits."""
+    """Log a commit that the store made by itself, or the error of such a commit. Runs in the thread
+    of commits."""
     commits = engine.commits
     if commits.error is not None:
         note = f"the last one was {commits.age_s:.0f} s ago"

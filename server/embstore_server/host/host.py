@@ -1,8 +1,8 @@
 """The host of a store: it opens the store, serves it, and closes it.
 
-All objects that live as long as the process are made here, from the bottom up: first the service,
-then replication. Replication refers to the service, and makes the host open the store anew when a
-standby takes over a commit of its leader.
+The host makes all objects that live as long as the process: first the service, then replication,
+which refers to the service. When a standby takes over a commit of its leader, replication makes the
+host open the store anew.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ class Host:
     async def open(self) -> None:
         """Open the store on the engine thread.
 
-        Calls are served from then on. A server that leads accepts writes when this method returns.
+        From then on, calls are served. A server that leads accepts writes when this method returns.
         """
         self._use(await self.service.worker.start())
         self.following.start()
         await self.following.may_lead.wait()
 
     async def stop(self) -> None:
-        """Finish the queued calls, and close the store, which commits; see `Worker.stop`."""
+        """Finish the queued calls, and close the store, which commits it; see `Worker.stop`."""
         await self.following.stop()
         try:
             await self.service.worker.stop()
@@ -69,7 +69,7 @@ class Host:
         self.standbys.use(engine)
 
     async def _reopen(self) -> None:
-        """Open the directory's current store, in place of the store that was served."""
+        """Open the directory's current store, in place of the store that has been served."""
         worker = self.service.worker
         deadline = monotonic() + SECONDS_MAX
         task = worker.submit("Follow", worker.reopen, client="follow", deadline=deadline)

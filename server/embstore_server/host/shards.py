@@ -1,4 +1,4 @@
-"""The store as the shard that the settings name; or as no shard."""
+"""Makes the store the shard that the settings name, or no shard."""
 
 from embstore.engine.engine import Engine
 from embstore.engine.sharding import be
@@ -10,9 +10,10 @@ from embstore_server.setup.settings import Settings
 
 
 def apply_shard_map(settings: Settings, engine: Engine) -> None:
-    """Make an open store the shard that the settings name, and note that in its directory.
+    """Make an open store the shard that the settings name, and record this in its directory.
 
-    Raises InvalidArgumentError if it is another shard, or if the file of the map is not a map.
+    Raises InvalidArgumentError if the store is another shard, or if the file of the map is not a
+    map.
     """
     is_used = engine.tables.frame.command_number > 0
     commit, files = engine.storage.catalogue.head.commit, engine.storage.files

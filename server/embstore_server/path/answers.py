@@ -1,8 +1,8 @@
 """The engine's answer to a command: its result, and the state that it reflects.
 
 The context of a reply must be read directly after the work, on the thread that did it, before
-another command changes the state. Therefore the work is wrapped here, and the context is not read
-where the reply is sent.
+another command changes the state. Therefore this module wraps the work; the code that sends the
+reply would read the context too late.
 """
 
 import logging
@@ -52,7 +52,7 @@ def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[E
         spent = {ENGINE_STAGE: seconds} | _spent(before, totals.seconds()) if stages else {}
         mark = engine.log.mark if engine.log is not None else 0
         state = context(engine, instance)
-        if isinstance(value, Digest):  # it shows the state in which it began
+        if isinstance(value, Digest):  # a page of a scan shows the state in which the scan began
             state = replace(state, command=value.command)
         return Answered(value, state, spent, mark)
 
@@ -68,7 +68,7 @@ def answered_error(error: Exception, verb: str, caller: Caller | None = None) ->
     """Return the error that a call ends with; log exceptions that are bugs.
 
     A call that ran out of time ends with DeadlineError. A call that found no memory ends with
-    CapacityError, or with OutcomeUnknownError if it may have been done.
+    CapacityError, or, if the call may have been applied, with OutcomeUnknownError.
     """
     who = caller.who if caller else {"verb": verb}
     command = COMMANDS.get(verb.removesuffix("Stream"))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Caller:
     """The caller of a call, its deadline, and its cost so far.
 
-    `peer` is the client's address; a label and ids are for the log. `audited` is the subject of a
-    call of administration, for the audit log; it is empty for other calls.
+    `peer` is the client's address; the label and the ids are for the log. `audited` is the subject
+    of a call of administration, for the audit log, and empty for other calls.
     """
 
     verb: str
@@ -35,13 +35,15 @@ class Caller:
     request: str = ""
     traceparent: str = ""
     map_version: int = 0
-    """The version of the map by which its command was split; 0: the command was not split."""
+    """The version of the shard map by which the call's command was split; 0: the command was not
+    split."""
     process: int = 0
-    """The process that calls, if the server will notice its end (`shared_memory.processes`)."""
+    """The process that calls, if the server can observe the end of that process
+    (`shared_memory.processes`)."""
     tables: Sequence[str] = ()
-    """Names of the tables in its command."""
+    """Names of the tables in the call's command."""
     keys: int = 0
-    """The number of its command's keys; of rows, for a step's gradients."""
+    """The number of keys in the command; for a step's gradients, the number of rows."""
     session: str = ""
     rank: int | None = None
     step: int | None = None
@@ -50,28 +52,29 @@ class Caller:
     run_s: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds in the engine's stages, and in other waits, such as "durable"."""
-    brief: bool = False  # a call of a few keys, which may be done at once
+    brief: bool = False  # a call of a few keys, which the event loop may execute at once
     principal: Principal = ANYBODY
     shared_client: str = ""
-    """The client name that callers without a name share; empty: each caller counts by its
-    address."""
+    """The client name that callers without a name share; empty: such callers are told apart by
+    their address."""
     audited: str = ""
     is_let_in: bool = False
-    """Whether it has the right to its command.
+    """Whether the caller has the right to its command.
 
-    A caller can send calls without the right as often as it likes. Therefore the log contains at
-    most one of them per minute for each verb, code and token.
+    A caller can send any number of calls that it has no right to. Therefore the log contains at
+    most one such call per minute for each verb, code and token.
     """
     gone: Callable[[], Awaitable[None]] | None = None
-    """Waits until its client has disconnected; None: the call is cancelled when the client does."""
+    """Waits until the client has disconnected; None: the call is cancelled when the client
+    disconnects."""
     place: Place | None = None
-    """Its place among the running calls of its client (concurrency.py)."""
+    """The call's place among the running calls of its client (concurrency.py)."""
     received_bytes: int = 0
     sent_bytes: int = 0
 
     @property
     def client(self) -> str:
-        """The client in whose queue it waits: all connections of one token are one client."""
+        """The client in whose queue the call waits: all connections of one token are one client."""
         return self.principal.name or self.shared_client or self.peer
 
     @property
@@ -85,8 +88,8 @@ class Caller:
         return {"verb": self.verb, "request": self.request} | {n: v for n, v in named.items() if v}
 
     def note(self, command: Command[Any]) -> None:
-        """Keep the size of a command; not the command, whose arrays may be freed before the call
-        ends."""
+        """Keep the size of a command, but not the command itself: its arrays may be freed before
+        the call ends."""
         self.keys = _key_count(command)
         self.step = getattr(command, "step", None)
 
@@ -127,7 +130,8 @@ def _key_count(part: Any) -> int:
 
 
 _OF_A_ROW_EACH = ("keys", "positions", "inverse", "gradients")
-"""Names of arrays in a command's parts; the first of them that exists has an entry per key."""
+"""Names of arrays in a command's parts; the first named array that a part has contains an entry per
+key."""
 
 
 def observe(

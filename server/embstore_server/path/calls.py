@@ -13,12 +13,12 @@ The table of verbs (`embstore_proto.verbs`) defines how each verb is sent and an
 A transport passes an `Incoming`: the caller, the deadline, and the functions that send an answer or
 an error. Rows are written straight to the transport's send buffer (`Blank`), so that protobuf never
 copies an array. Every call is one `answered` block. If the client disconnects, its transport
-cancels the call where it waits: then either nothing has been queued yet, or its task is withdrawn,
-or its task runs to its end and its answer is remembered. A message is received as a whole before
-anything is queued.
+cancels the call where it waits. If the call's task has not been queued, or can still be withdrawn,
+nothing is done; otherwise the task runs to its end, and its answer is remembered. A message is
+received as a whole before anything is queued.
 
 **Documents.** A profile and a hot set are sent as the bytes of their files. Reading a file of one
-GiB takes seconds, so the message of a command that takes long is read on the command's own thread.
+GiB takes seconds. So if a command takes long, its message is read on the command's own thread.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ from embstore_server.path.step_answers import StepAnswers, send
 BRIEF_BYTES = 1 << 10
 """The size of a brief request: at most a hundred keys.
 
-It takes a fraction of a millisecond if the rows are cached, and milliseconds if each is read from
-disk.
+Such a request takes a fraction of a millisecond if the rows are cached, and milliseconds if each
+row is read from disk.
 """
 _SCANNED_ARRAYS = 3
 """The number of arrays of a page: keys, rows, state."""
@@ -91,10 +91,11 @@ class Calls:
         request: list[Any],
         reservation: Reservation,
     ) -> None:
-        """Answer a call by messages that this method sends. Inside `answered`.
+        """Answer a call by messages that this method sends. Called inside the block of `answered`.
 
-        The request is passed in a list, and removed from it: a call that waits for other ranks then
-        no longer keeps the message, whose arrays the session has copied.
+        The request is passed in a list, and this method removes it from the list. Then a call that
+        waits for other ranks does not keep its message alive; the session has copied the message's
+        arrays.
         """
         if verb.name in self._answers:
             await self._answers[verb.name](verb, call, caller, request)
@@ -134,9 +135,9 @@ class Calls:
     def let_in(self, call: Incoming, caller: Caller, verb: Verb) -> None:
         """Authenticate the caller, before the request is read.
 
-        Arrays are read only from callers with the right to use them on some table. A request
-        without arrays is small; it is read, so that the log has the subject of a refused call of
-        administration.
+        Arrays are read only from callers with the right to the verb on at least one table. A
+        request without arrays is small, and is always read, so that the log contains the subject of
+        a refused call of administration.
         """
         caller.principal = self._service.callers.principal(
             call.authorization, call.certificate_names

@@ -1,16 +1,16 @@
 """A concurrency limit per token: one call at a time, while other tokens call as well.
 
 The queue for the engine is fair. But a call costs the event loop just as much before the queue,
-when its message is read, and afterwards. A token with a hundred connections would occupy the loop,
-and the interpreter, alone. Therefore a bulk call waits here first: its message has arrived, and is
-not read until the earlier calls of its client have left the engine. A call waits here only if
+when its message is read, and afterwards. A token with a hundred connections would keep the loop and
+the interpreter for itself. Therefore a bulk call waits here first. Its message has arrived, but is
+not read until the earlier calls of the same client have left the engine. A call waits here only if
 another client has called within the last second; a token that is alone can have any number of
 running calls.
 
-Measured with sixteen connections against one, in one run: without the limit the 99th percentile of
-the one connection's step took 19 times as long as alone. With the limit it took 4 times as long;
-with two calls at a time 5.7 times, with four 6.3 times. So the limit is one: while the engine
-executes a call of one token, a call of another is read.
+In one measured run, a token with sixteen connections competed with a token with one. Without the
+limit, the 99th percentile of the single connection's step time was 19 times as high as without the
+competitor. With the limit the factor was 4; with two calls at a time it was 5.7, with four 6.3. So
+the limit is one: while the engine executes a call of one token, a call of another is read.
 
 The wait here counts as a wait for the engine. Event loop only.
 """
@@ -32,7 +32,7 @@ class ConcurrencyLimiter:
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._queues: dict[str, Turns] = {}  # only clients that have calls here
-        # the last two clients, and their times
+        # the last two clients, and the times of their last calls
         self._latest = self._latest_other = "", float("-inf")
 
     @property

@@ -1,16 +1,17 @@
-"""Free disk space: checked even without writes, reported, and awaited at the end.
+"""Free disk space: it is checked even without writes, reported, and awaited when the server ends.
 
-A server whose directory has no space is **not ready**: /readyz and gRPC's health service report
-that with the reason, until there is space again. So do stats and metrics, and, once a minute, the
-log. Reads are served all the same; but readiness decides where work is sent, and this server would
-refuse a trainer's writes. A write that finds no space in the command log is refused before it
-changes anything. If commands are not logged, the lack would show only at the next commit. Therefore
-writes are refused as soon as a commit of all changes may find no space.
+A server whose directory has no space is **not ready**. /readyz and gRPC's health service report
+this state and its reason until there is space again. Stats and metrics report it too, and the
+server logs it once a minute. Reads are served all the same; but readiness decides where work is
+sent, and this server would refuse a trainer's writes. A write that finds no space in the command
+log is refused before it changes anything. Without a command log, only the next commit would find
+that there is no space. Therefore writes are then refused as soon as a commit of all changes may
+find no space.
 
 When the server ends, it commits its last commands. If there is no space for that, it tries again
-until `drain_s` is over. Then it logs that the commands are lost, or that the command log contains
-them, and the process does not end with status 0. If commands are logged, a commit that is not done
-by then is left out: the next start executes the commands.
+until `drain_s` is over. Then the server logs that the commands are lost, or that the command log
+contains them, and the process does not end with status 0. If commands are logged, a commit that is
+not complete by then is abandoned: the next start executes the commands.
 
 The check also looks for files that were removed while the server runs. The store has failed in that
 case, because acknowledged writes would be lost. Event loop only.
@@ -82,7 +83,7 @@ class DiskSpace:
                 raise CapacityError(f"nothing has changed: {self.lack}")
 
     async def commit(self, until: float) -> None:
-        """Commit the last commands; try again as long as there is no space, until a monotonic time.
+        """Commit the last commands. If there is no space, try again until a monotonic time.
 
         Without a command log, a commit that has begun continues after that time.
         """
@@ -110,7 +111,8 @@ class DiskSpace:
 
 
 def _check(until: float, done: int, of: int) -> None:
-    """End a commit after a monotonic time; this is the commit's `progress`."""
+    """Raise _LateError after a monotonic time, which ends a commit; this is the commit's
+    `progress`."""
     if monotonic() > until:
         raise _LateError("the time to stop (drain_s) is over")
 

@@ -1,4 +1,4 @@
-"""Answers that wait until the command log is durable; answers to writes wait for standbys, too.
+"""Answers wait here until the command log is durable; answers to writes wait for standbys, too.
 
 The engine continues with the next command; only the answer waits, and no thread waits for it. The
 log's thread reports its progress to the event loop, once per group of commands.
@@ -52,12 +52,13 @@ class Durable:
 
     @property
     def writes_waiting(self) -> int:
-        """The number of writes that are on the disk here, and wait for standbys."""
+        """The number of writes that are on this server's disk, and wait for standbys."""
         durable = self._log.files.durable
         return sum(one.is_write and one.mark <= durable for one in self._waiting)
 
     async def wait(self, mark: int, *, is_write: bool = False) -> None:
-        """Return once the log is durable up to a mark; for a write, on standbys, too.
+        """Return once the log is durable up to a mark; for a write, it must be durable on standbys,
+        too.
 
         Raises the error of `refusal` if the log will never be durable up to the mark.
         """
@@ -107,7 +108,7 @@ class Durable:
                 self._waiting.append(one)
 
     def refuse_writes(self, refusal: Callable[[], EmbstoreError]) -> None:
-        """End the calls that wait for standbys, now and later: this server was replaced."""
+        """End the calls that wait for standbys, and all that will: this server was replaced."""
         self._refused = refusal
         for one in self._waiting:
             if one.is_write and not one.future.done():

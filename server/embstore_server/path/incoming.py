@@ -18,7 +18,8 @@ from embstore_server.path.inflight import Reservation
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
 """Bytes of rows rounded on the event loop: a few dozen microseconds."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
-"""Bytes of a reply's header: its common part, the part of a table without its name, stage times."""
+"""Bytes of a reply's header: for its common part, per table without the name, and for stage
+times."""
 
 Request = bytes | memoryview | Received
 
@@ -35,7 +36,7 @@ class Incoming(Protocol):
         """Return the caller, with the call's deadline."""
 
     def has_room(self, count: int) -> bool:
-        """Return whether `count` bytes fit without `expect`."""
+        """Return whether `count` bytes of rows fit in the reply without a call of `expect`."""
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Reserve space for `count` bytes of rows in the reply; raises OverloadedError.
@@ -60,7 +61,7 @@ class Incoming(Protocol):
 
 
 class ReplyRows:
-    """Makes the reply into which rows are written, once their shapes are known.
+    """Once the shapes of the rows are known, makes the reply into which they are written.
 
     A client on a slow link can request rows of two bytes per value (`narrow`). Such rows are read
     as float32 into arrays of their own, and rounded into the message when the engine has finished
@@ -85,7 +86,7 @@ class ReplyRows:
 
 
 async def framed(verb: Verb, answered: Answered, rows: ReplyRows | None) -> Framed:
-    """Return an answer as the message of its verb."""
+    """Return an answer as a message, in the form of its verb."""
     value, context, seconds, _ = answered
     places = rows.blank if rows else None
     if places is not None and places.rounded_bytes:

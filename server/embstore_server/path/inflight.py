@@ -1,31 +1,32 @@
 """The bytes of requests and replies that the process holds at once, and their bound.
 
-A request reserves its bytes; a streamed request reserves them as they arrive. Bytes that were
-announced and not sent take no memory: if they counted, a client that announces much and sends
+A request reserves its bytes; a streamed request reserves its bytes as they arrive. Bytes that are
+announced and not yet sent take no memory. If they counted, a client that announces much and sends
 little would block all other clients. Therefore the start of a stream only checks that there is
-space for all of it, and the stream may still be refused later, when other calls took the space. The
-other calls continue, so one of several streams that grow together is finished.
+space for all of it, and the stream may still be refused later, when other calls took the space. As
+other calls continue, at least one of several streams that grow together is received as a whole.
 
-A call that finds no space is refused (OverloadedError), and its client backs off. If it waited
-instead, a client that sends slowly could block all others. One message always fits, however large
-it is, so that a small bound makes calls serial and not impossible. The rows of a reply are reserved
-before they are read, and count until the client has received them; a client that reads nothing is
-disconnected. The rest of a reply is never refused, because its work is done.
+A call that finds no space is refused (OverloadedError), and its client backs off. If such calls
+waited instead, a client that sends slowly could block all other clients. One message always fits,
+however large it is. So with a small bound calls run one after another, but no call is impossible.
+The rows of a reply are reserved before they are read, and count until the client has received them;
+a client that reads nothing is disconnected. The rest of a reply is never refused, because its work
+is done.
 
-A rank's share of a session's step counts until the session has received it. The session keeps it
-until the shares of the other ranks arrive. If a share counted during that time, shares that
-together exceed the bound would block each other, and their step would never end.
+A rank's share of a session's step counts until the session has received it. From then on the
+session keeps the share until the shares of the other ranks arrive. If shares counted during that
+time, shares that together exceed the bound would block each other, and their step would never end.
 
-A step that arrived before its **turn** waits for calls that arrive later, and must not block them.
-Its bytes count as lent meanwhile, see below. If too much is lent, the step is refused, and sent
-again.
+A step that arrives before its **turn** waits for later calls, and must not block them. While it
+waits, its bytes count as lent, see below. If too many bytes are lent, the step is refused, and the
+client sends it again.
 
-**Shared memory** that a connection keeps between its calls is lent. It takes space from calls, so
-at most half of the bound can be lent, and calls continue. One segment, like one message, always
-fits.
+**Shared memory** that a connection keeps between its calls is lent. Lent bytes take space from
+calls. Therefore at most half of the bound can be lent, so that calls can continue. One segment,
+like one message, always fits.
 
-**Owners.** Calls of one token have a bound of their own below the bound of all calls, with the same
-rules. Event loop only.
+**Owners.** Calls of one token have a bound of their own, with the same rules, which is lower than
+the bound of all calls. Event loop only.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ _LENT_SHARE = 2
 
 
 class Inflight:
-    """A bounded count of bytes."""
+    """The number of bytes in flight, and its bound."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -107,7 +108,8 @@ class Reservation:
         self.add_unchecked(count)
 
     def add_unchecked(self, count: int) -> None:
-        """Reserve `count` bytes more, even above the bound: a reply that is made is sent."""
+        """Reserve `count` bytes more, even above the bound, because a reply that exists must be
+        sent."""
         self._inflight.reserved_bytes += count
         self.reserved_bytes += count
         if self._owner:
@@ -142,7 +144,7 @@ class Reservation:
             self._inflight.owned_lent_bytes[self._owner] += more
 
     def release(self) -> None:
-        """Release all bytes; bytes that are added later count again."""
+        """Release all bytes that were reserved; bytes that are added later count again."""
         count, self.reserved_bytes = self.reserved_bytes, 0
         self._inflight.reserved_bytes -= count
         if self._owner:

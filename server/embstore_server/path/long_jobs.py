@@ -1,13 +1,13 @@
 """Jobs that take long: on threads of their own, until they are done or their caller disconnects.
 
 Each verb has threads of its own, so that a job waits only for jobs of its verb. A **client** (all
-calls of one token) can use at most half of them. Its further calls wait in its queue, in order,
-while calls of other clients find a thread. A client keeps a thread until its job ends, even if the
-caller has disconnected; otherwise a client that cancels and calls again could take all threads.
-Callers without a name share all threads.
+calls of one token) can use at most half of a verb's threads. Its further calls wait in its queue,
+in order; calls of other clients still find a thread. A thread counts as the client's until the job
+ends, even if the caller has disconnected. Otherwise a client that cancels and calls again could
+occupy all threads. Callers without a name share all threads.
 
-A thread cannot be stopped. But long jobs work piece by piece, and check between two pieces whether
-they are still wanted (`Progress`). A job ends at such a check when its call was cancelled, its
+A thread cannot be stopped. But a long job works piece by piece, and checks between two pieces
+whether it is still wanted (`Progress`). A job ends at such a check when its call was cancelled, its
 deadline has passed or its connection was closed, or when the server's time to drain is over. Jobs
 of the server itself, such as a warm-up, have no caller that could disconnect.
 """
@@ -40,11 +40,11 @@ class _Wanted:
         self._end: EmbstoreError | None = None
 
     def end(self, why: EmbstoreError) -> None:
-        """Make the job end soon, with this error."""
+        """Make the job end at its next check, with this error."""
         self._end = self._end or why
 
     def check(self, done: int, of: int) -> None:
-        """Raise the error with which the job must end, if it must."""
+        """If the job must end, raise the error that it ends with."""
         if self._end is not None:
             raise self._end
 
@@ -76,10 +76,12 @@ class LongJobs:
     ) -> T:
         """Return the result of `work`.
 
-        gone : waits until the caller has disconnected; None: this coroutine is cancelled then
+        gone : waits until the caller has disconnected; None: this coroutine is cancelled when the
+            caller disconnects
         client : the name of the client; empty: the caller has no name, and waits only for a free
             thread
-        client_calls_max : number of jobs of the client that can wait, of all verbs
+        client_calls_max : the largest number of jobs of the client that wait, for all verbs
+            together
 
         Raises OverloadedError if no more jobs of the client can wait.
         """
@@ -87,7 +89,7 @@ class LongJobs:
         loop = asyncio.get_running_loop()
 
         def noted() -> T:
-            self.running.add(wanted)  # noted here, because it continues when its caller disconnects
+            self.running.add(wanted)  # noted here, as the job outlives its call
             try:
                 wanted.check(0, 0)
                 return work(wanted.check)
@@ -140,7 +142,7 @@ class LongJobs:
         await own.enter()
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[T]) -> None:  # or the job was withdrawn, before it began
+        def ended(_: Future[T]) -> None:  # or the job was withdrawn before it began
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(own.leave)
 

@@ -1,7 +1,8 @@
 """Freed memory, and its return to the system.
 
-glibc's malloc keeps freed memory for the thread that allocated it. For the usual calls that is
-right: the next calls reuse it. But the memory of refused calls is returned to the system.
+glibc's malloc keeps freed memory for the thread that allocated it. After usual calls this is
+useful, because the next calls reuse the memory. But the memory of refused calls is returned to the
+system.
 """
 
 import asyncio
@@ -21,10 +22,10 @@ _AFTER_S = 5.0
 def share_freed_memory() -> None:
     """Make all threads share one arena of malloc, unless the environment sets the number.
 
-    glibc would keep freed memory per thread: with sixty clients a server grew by 7 MiB a minute,
-    and used none of it. malloc_trim(3) does not trim the end of a second arena, where up to 60 MiB
-    are free after messages of 31 MiB. Call this before the first thread begins, because an arena is
-    never removed.
+    Otherwise glibc keeps freed memory per thread: with sixty clients a server grew by 7 MiB a
+    minute, all of it unused. malloc_trim(3) does not trim the end of a second arena, where up to 60
+    MiB are free after messages of 31 MiB. Call this function before the first thread begins,
+    because an arena is never removed.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(AttributeError):  # not glibc
@@ -38,14 +39,14 @@ class MemoryTrim:
         self._giving_back: asyncio.TimerHandle | None = None
 
     def after(self, error: Exception) -> None:
-        """Return the memory of a call to the system, if this is the error of a refused call."""
+        """Return free memory to the system soon, if this error shows that its call was refused."""
         if isinstance(error, _REFUSALS):
             self.release()
 
     def release(self) -> None:
-        """Return free memory to the system, after some seconds, in a thread.
+        """Return free memory to the system after some seconds, in a thread.
 
-        This takes half a millisecond, or, after gigabytes, half a second.
+        The release takes half a millisecond, or half a second if gigabytes are free.
         """
         if self._giving_back is None:
             loop = asyncio.get_running_loop()

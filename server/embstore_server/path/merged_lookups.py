@@ -1,7 +1,7 @@
-"""Lookups that wait for nothing, answered directly where they arrive.
+"""Lookups that need not wait are answered directly where they arrive.
 
-This saves a task per lookup, its timeout and its rounds of the event loop, which together cost more
-than looking up a thousand rows. Lookups that arrive together are done as one.
+This saves a task per lookup, its timeout and its rounds of the event loop. Together they cost more
+than looking up a thousand rows. Lookups that arrive together are executed as one.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from embstore_server.path.incoming import Incoming, ReplyRows
 from embstore_server.path.service import Service
 
 AT_ONCE_BYTES = 16 << 20
-"""Bytes of rows that are looked up directly, together.
+"""Most bytes of rows that are looked up directly, in all lookups together.
 
-If they are in the cache, this takes a few milliseconds, in which the engine would be busy anyway.
+If the rows are in the cache, this takes a few milliseconds, in which the engine would be busy
+anyway.
 """
 
 _LOOKUP = VERBS["Lookup"]
@@ -44,7 +45,7 @@ class MergedLookups:
     def answers(self, calls: Sequence[tuple[Incoming, Received]]) -> list[Framed | None]:
         """Answer the lookups that wait neither for the engine, nor the disk, nor memory.
 
-        None stands for a lookup that must wait, or that will be refused; nothing is done for it.
+        None stands for a lookup that must wait or will be refused; nothing is done for this lookup.
         """
         asked, left = [], AT_ONCE_BYTES
         for call, request in calls:
@@ -55,15 +56,15 @@ class MergedLookups:
         for admit in (True, False):
             places = [i for i, one in enumerate(asked) if one and one.command.admit is admit]
             found = self._looked_up([cast(_Asked, asked[i]) for i in places]) if places else []
-            if not found and len(places) > 1:  # one of them may be the reason
+            if not found and len(places) > 1:  # one of them may be the reason that all have to wait
                 found = [(self._looked_up([cast(_Asked, asked[i])]) or [None])[0] for i in places]
             for i, reply in zip(places, found, strict=False):
                 replies[i] = reply
         return replies
 
     def _looked_up(self, asked: Sequence["_Asked"]) -> "list[Framed | None]":
-        """Return the replies to lookups with the same `admit`; an empty list if any cannot be
-        answered."""
+        """Return the replies to lookups with the same `admit`; an empty list if one of them cannot
+        be answered."""
         calls, callers, commands, rows, _ = zip(*asked, strict=True)
         try:
             answered = self._service.look_up_at_once(callers, commands, rows)

@@ -1,8 +1,8 @@
-"""The mark of the leader's command log up to which enough standbys have it on their disks.
+"""The mark up to which enough standbys have the leader's command log on their disks.
 
 Standbys acknowledge positions in the log, but answers wait for marks. Therefore each sync is noted
-with its position and its mark, newest last. The part of the log that was written before this
-process of the leader counts as well: no write is acknowledged until enough standbys have that part.
+with its position and its mark, newest last. The part of the log that an earlier process of the
+leader wrote counts as well: no write is acknowledged until enough standbys have that part.
 
 Event loop only.
 """
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from embstore.storage.command_records import Place
 
 _SYNCS_MAX = 4096
-"""Most syncs that are noted; with fewer, a standby's mark is found later, but never too early."""
+"""The largest number of noted syncs. A smaller number finds a standby's mark later, but never too
+early."""
 _NOTHING = -1
 _ALL = 1 << 62
 
@@ -35,8 +36,7 @@ class Quorum:
         self._marks: dict[object, int] = {}
 
     def synced(self, mark: int, place: Place) -> None:
-        """Note that the log is synced up to a position, and that it is complete there up to a
-        mark."""
+        """Note that the log is synced up to a position, which contains every write up to a mark."""
         if not self._needed or (self._places and self._places[-1] >= place):
             return
         self._places.append(place)

@@ -1,37 +1,39 @@
-"""The deduplication window: mutating calls that are sent again are applied once.
+"""The deduplication window: a mutating call is applied once, even if it is sent again.
 
 A client numbers its mutating calls. The server keeps, per client, the call of each number. While
-the call is queued or running, a further attempt joins it; when it is done, the attempt gets the
+the call is queued or running, a further attempt joins it; after its end, a further attempt gets the
 same answer. Only the answer (a command number, t) is kept, never rows.
 
-A client reports the numbers whose answers it has received; the server forgets these calls. It also
-forgets calls that are more than CALLS_MAX numbers older than the client's newest call. If the
-client's answers exceed CLIENT_BYTES_MAX, it forgets the calls with the lowest numbers. If there are
-more than CLIENTS_MAX clients, or all answers exceed ANSWERS_BYTES_MAX, then the owner that has most
-loses its oldest client without a running call (`tables.owners`). From then on, a client of this
-owner that is new here may be a forgotten client: it is *doubtful*. Its first attempts are run as
-usual; a further attempt that is not remembered ends with OutcomeUnknownError. An answer is stored
-without the parts that the call itself contains (`Command.short_answer`).
+A client reports the numbers whose answers it has received; the server forgets these calls. The
+server also forgets calls that are more than CALLS_MAX numbers older than the client's newest call.
+If the client's answers exceed CLIENT_BYTES_MAX, the server forgets the calls with the lowest
+numbers. If there are more than CLIENTS_MAX clients, or all answers exceed ANSWERS_BYTES_MAX, then
+the server forgets a client of the owner that has most (`tables.owners`): its oldest client without
+a running call. From then on, a client of this owner that is unknown here may be a forgotten client,
+and is *doubtful*. The first attempts of a doubtful client are run as usual; a further attempt that
+is not remembered ends with OutcomeUnknownError. An answer is stored without the parts that the call
+itself contains (`Command.short_answer`).
 
-A call that certainly changed nothing, and may succeed another time, is forgotten too: it was
-cancelled before it started, found the queue full, or its deadline passed in the queue. A further
-attempt then runs.
+A call that certainly changed nothing, and may succeed another time, is forgotten too, so that a
+further attempt runs. Such a call was cancelled before it started, found the queue full, or reached
+its deadline in the queue.
 
 A further attempt that is *not* remembered has two possible causes. If the call was never received,
-it is run. Otherwise it belongs to another life of the server or another epoch of the store, in
-which it may have been applied before its rows were rolled back. The client names the instance and
+it is run. Otherwise it belongs to another life of the server or another epoch of the store. There
+the call may have been applied before its rows were rolled back. The client names the instance and
 epoch to which it first sent the call. If the present instance or epoch differs, the outcome cannot
 be known, and the answer is OutcomeUnknownError.
 
 **Restarts.** If the store has a command log, the log contains the answers, too (`recall`). The
 deduplication window then continues where it was when the server was killed, under the same
-instance: a call that was running then is run, or answered as it would have been. If only the answer
-of a call was lost, the server knows that the call was applied.
+instance. A further attempt of a call that was running at that moment is run, or gets the answer of
+the first attempt. If only the answer of a call was lost, the server knows that the call was
+applied.
 
-A remembered answer of another epoch is not sent again either, because a restore has undone its
-command. An answer contains its epoch, so this is known at any time. The alternative, forgetting all
-answers at a restore, would also forget calls that are queued after the restore, and would not
-happen if the caller of the restore has disconnected.
+A remembered answer of another epoch is not sent again either, because a restore has undone the
+answered command. Each answer contains its epoch for this purpose. The alternative would be to
+forget all answers at a restore. But that would also forget calls that are queued after the restore,
+and would not happen if the caller of the restore has disconnected.
 
 Event loop only.
 """
@@ -76,16 +78,16 @@ class _Call:
         self.outcome: asyncio.Future[Answered] = task.outcome
         self.waiters = 0
         self.bytes = 0
-        """Bytes of its answer, once there is one."""
+        """Bytes of the call's answer; 0 before the call is done."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the call was applied, and its answer lost in a crash."""
+        """Whether the call was applied, but its answer was lost in a crash."""
         return self.outcome.done() and _result_of(self.outcome) is _LOST
 
     def is_undone(self, epoch: int) -> bool:
-        """Whether its command belongs to another epoch; an error does not, as it changed
-        nothing."""
+        """Whether the call's answer belongs to another epoch; False for an error, as the call then
+        changed nothing."""
         result = _result_of(self.outcome)
         return isinstance(result, Answered) and result.context.epoch != epoch
 
@@ -107,7 +109,7 @@ class _Client:
     def __init__(self, name: str, owned: Counter[str], *, doubtful: bool) -> None:
         self.calls: dict[int, _Call] = {}
         self.floor = 1  # every lower sequence number has been forgotten
-        # whether it may be a forgotten client, whose calls were applied
+        # whether this may be a forgotten client, whose calls were applied
         self.is_doubtful = doubtful
         self.bytes = 0
         self._owner, self._owned = owner_of(name), owned
@@ -119,7 +121,7 @@ class _Client:
 
     def _done(self, sequence: int, call: _Call, outcome: "asyncio.Future[Any]") -> None:
         if self.calls.get(sequence) is not call:
-            return  # it was forgotten
+            return  # the call was forgotten
         result = _result_of(outcome)
         call.bytes = answer_bytes(result.value if isinstance(result, Answered) else None)
         self._count(call.bytes)
@@ -171,9 +173,9 @@ class ReplayWindow:
         return sum(len(client.calls) for client in self._clients.values())
 
     def recall(self, answers: Answers, mark: int = 0) -> None:
-        """Remember the answers in the command log of a former process, or of the previous leader.
+        """Remember the answers in the command log of an earlier process, or of the previous leader.
 
-        They are sent when the log is durable up to a mark.
+        These answers are sent again once the log is durable up to a mark.
         """
         self._clients.clear()
         self._bytes = Counter()  # calls that still run count in the old counter
@@ -190,11 +192,11 @@ class ReplayWindow:
     async def call(
         self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
     ) -> tuple[Any, Task]:
-        """Return the outcome of the call with this origin, and its task; run the call if it is new.
+        """Return the outcome and the task of the call with this origin; run the call if it is new.
 
-        Raises OutcomeUnknownError if this is a further attempt of a call that another life of the
-        store received. Raises InvalidArgumentError if there is no client id or no sequence number,
-        or if another verb had this number. Raises the call's own error otherwise.
+        Raises OutcomeUnknownError if this is a further attempt, and another life of the store
+        received the first one. Raises InvalidArgumentError if there is no client id or no sequence
+        number, or if another verb had this number. Raises the call's own error otherwise.
         """
         client = self._client(origin)
         client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))

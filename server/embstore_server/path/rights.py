@@ -1,8 +1,10 @@
-"""The check whether a caller can give a command; it also completes the caller's own names.
+"""The check whether a caller has the right to a command; the check also completes names of sessions
+and scans.
 
-One function serves every transport. The needed right is the command's (`Command.right`); the names
-for which it is needed are in the command, or belong to its session. Commands of administration are
-noted for the log, whether refused or not, together with whether the caller has the right.
+One function serves every transport. The command's class defines the required right
+(`Command.right`). The tables on which the right is required are those that the command names, or
+those of its session. Commands of administration are noted for the log, whether refused or not,
+together with whether the caller has the right.
 """
 
 from collections.abc import Callable
@@ -42,7 +44,8 @@ def _own_members(
 def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C:
     """Return a command with the full names of its sessions and scans. Any thread.
 
-    Raises PermissionDeniedError; InvalidArgumentError if a name is longer than any valid name.
+    Raises PermissionDeniedError if the caller lacks the right; InvalidArgumentError if a name is
+    longer than any valid name.
     """
     principal = caller.principal
     given: Any = command
@@ -55,12 +58,12 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     command = cast(C, given)
     names = concerned(command)
     caller.tables = () if names == (EVERYTHING,) else names
-    if max(map(len, names)) > NAME_BYTES_MAX:  # too long names are neither remembered nor logged
+    if max(map(len, names)) > NAME_BYTES_MAX:  # neither remembered nor logged
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
     if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
-        caller.is_let_in = bool(principal.rights)  # without rights it can only ask for facts
+        caller.is_let_in = bool(principal.rights)  # without rights, it only reads facts
         return command
     is_named = session is not None and names == (EVERYTHING,)
     member = None if is_named else getattr(command, "member", None)

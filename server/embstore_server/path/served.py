@@ -1,20 +1,22 @@
 """The served store: whether it accepts calls, and the calls that wait for it.
 
 `embstore_server.host` opens the store and passes it to `use`; when a standby takes over a commit of
-its leader, the host passes another one. Stats, queue and callers outlive a store.
+its leader, the host passes another store. Stats, queue and callers outlive a store.
 
 **Waiting for others.** A command of a look-ahead session may wait for a step: for its rows, or for
-its last rank. No thread waits meanwhile: `until` polls the command's condition, once at first, and
-again after each progress that a session makes. The sessions report progress on any thread. Reports
-that arrive before the loop has woken the waiting calls need no second wake-up, so a burst costs
-one. Every waiting call is woken, which costs a poll per rank of each session: few, and cheap.
+its last rank. No thread waits meanwhile: `until` polls the command's condition at once, and again
+after each progress of a session. The sessions report progress on any thread. Reports that arrive
+before the loop has woken the waiting calls need no second wake-up, so a burst of reports costs one
+wake-up. A wake-up makes every waiting call poll. These are few and cheap polls: one per rank of
+each session.
 
-**Threads.** Long jobs take the store's own lock piece by piece (long_jobs.py). While one runs, the
-event loop does no task itself, because it would stand still while it waits for that lock. The same
-holds while a merge waits to be installed.
+**Threads.** Long jobs take the store's own lock piece by piece (long_jobs.py). While a long job
+runs, the event loop executes no task itself, because the loop would stand still until that lock is
+free. The same holds while a merge waits to be installed.
 
 **The end.** A server that stops gives its calls some time. Then it cuts off the remaining calls:
-queued calls at once, long jobs at their next piece. Both get an error, and have done nothing.
+queued calls at once, long jobs after their current piece. All of them end with an error, and have
+changed nothing.
 """
 
 import asyncio
@@ -68,7 +70,8 @@ class PendingEvent(Protocol):
 
     @property
     def left_s(self) -> float:
-        """Seconds after which it must be polled again, even without any progress."""
+        """Seconds after which the event must be polled again, even without progress of a
+        session."""
 
 
 class Served:
@@ -96,7 +99,8 @@ class Served:
         self.lineage = Lineage()
         """The history that the store continues; replaced as a whole."""
         self.replaced = asyncio.Event()
-        """Set once this leader was replaced, and its lineage on the disk contains that."""
+        """Set once this leader was replaced, and the lineage on its disk records the
+        replacement."""
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
         self.caller_of: type[Caller] = Caller
         """The class of callers that a transport makes."""
@@ -106,10 +110,11 @@ class Served:
         self.disk_space = DiskSpace(self)
         self.memory_trim = MemoryTrim()
         self.failed = asyncio.Event()
-        """Set once a call has failed the store, even if the call's client has disconnected."""
+        """Set once the store has failed in a call, even if the client of that call has
+        disconnected."""
         self.preparing = ""
-        """The work that is done before the store is opened, and its progress; any thread sets
-        it."""
+        """The work that precedes the opening of the store, and its progress; any thread sets the
+        attribute."""
         self.durable: Durable | None = None
         """The durability that answers wait for; None: answers do not wait."""
         self.quorum = Quorum(settings.standbys, self._has_grown)
@@ -151,7 +156,8 @@ class Served:
         self.recall()
 
     def recall(self) -> None:
-        """Take the answers to repeated calls from the command log."""
+        """Take the remembered answers of calls from the command log, for further attempts of these
+        calls."""
         log = self.engine.log
         assert log is not None
         self.instance = log.memory.instance
@@ -169,7 +175,7 @@ class Served:
             self.certificates.reload()
 
     def count_calls(self, more: int) -> None:
-        """Note that calls have begun; or, if `more` is negative, ended."""
+        """Note that `more` calls have begun, or, if `more` is negative, that calls have ended."""
         self._calls += more
         if self._calls:
             self.idle.clear()
@@ -183,7 +189,8 @@ class Served:
 
     @property
     def stopping(self) -> bool:
-        """Whether new calls are refused for good; calls that wait for other calls then end."""
+        """Whether the server is stopping: it refuses all new calls, and calls that wait for other
+        calls end."""
         return self._stopping
 
     @stopping.setter
@@ -217,18 +224,18 @@ class Served:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that failed the store, which then refuses calls until the server is
+        """The error that made the store fail; a failed store refuses calls until the server is
         restarted."""
         return None if self._engine is None else self._engine.failure
 
     @property
     def device_error(self) -> DeviceError | None:
-        """The error that failed the store, if it is an error of the device."""
+        """The error that made the store fail, if it is an error of the device."""
         return self.failure if isinstance(self.failure, DeviceError) else None
 
     @property
     def not_ready(self) -> str:
-        """Why calls are not served; empty if they are."""
+        """The reason why calls are not served; empty if calls are served."""
         if self._engine is None:
             return f"starting: {self.preparing or 'the store is being opened'}"
         if self.failure is not None:
@@ -241,8 +248,8 @@ class Served:
 
     @property
     def unready(self) -> str:
-        """Why this server should get no work, even if it serves reads (disk_space.py); empty:
-        ready."""
+        """The reason why this server should get no work, although it may serve reads
+        (disk_space.py); empty: it is ready."""
         return self.not_ready or self.disk_space.lack
 
     @property
@@ -291,14 +298,14 @@ class Served:
             await asyncio.to_thread(lineages.write, files, lineage)
             self.replaced.set()
 
-        await asyncio.shield(keep())  # to its end, even if the server that notified us disconnects
+        await asyncio.shield(keep())  # runs to its end, even if the caller disconnects
 
     # Waiting for others
 
     async def until(self, handle: PendingEvent, poll: Callable[[], T | None]) -> T:
-        """Return the result of `poll`, once it is not None.
+        """Return the result of `poll`, once that is not None.
 
-        `poll` is called after each progress of a session, and when the handle's `left_s` is over.
+        `poll` is called after each progress of a session, and when the event's `left_s` is over.
         Raises StoreClosedError if the server stops or the store has failed, because no further
         progress is possible then.
         """
@@ -324,7 +331,7 @@ class Served:
 
     def wake(self) -> None:
         """Make every waiting call poll again."""
-        self._is_waking = False  # before they poll: a later report can arrive after their poll
+        self._is_waking = False  # before the polls: a later report can arrive after them
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
 
@@ -338,7 +345,8 @@ class Served:
         return StoreClosedError(f"the server is {self.not_ready}{later}")
 
     def notice_failure(self) -> None:
-        """Report to health and the log, once, that the store has failed. Event loop only."""
+        """Report once, to the health service and in the log, that the store has failed. Event loop
+        only."""
         if self.failure is not None and not self.failed.is_set():
             self.failed.set()
             self.wake()

@@ -1,9 +1,9 @@
-"""The common path of calls of all transports: client, deadline, queue, stats.
+"""The path that calls of all transports have in common: client, deadline, queue, stats.
 
-`execute` executes a command in the way that its effect requires (`embstore.commands`). Most
-commands are executed on the engine thread in their turn; a command with an origin is executed there
-at most once. A command that takes long gets a thread of its own. A command that needs no engine is
-executed at once, so that a lease is renewed even while other calls wait. Event loop only.
+`execute` executes a command as its effect requires (`embstore.commands`). Most commands are
+executed in their turn on the engine thread; a command with an origin is executed at most once. A
+command that takes long gets a thread of its own. A command that needs no engine is executed at
+once, so that a lease is renewed even while other calls wait. Event loop only.
 """
 
 import asyncio
@@ -43,13 +43,14 @@ C = TypeVar("C", bound=Command[Any])
 T = TypeVar("T")
 
 _PARSED_TIMES = 30
-"""The most memory that a document takes until the store has it, as a multiple of its size.
+"""The most memory that a document takes while it is parsed, as a multiple of its size.
 
-The two bytes of a row of a profile become two int64, and checks, ranks and the result take more.
-Measured: 29.
+For each row of a profile, two bytes become two int64, and checks, ranks and the result need further
+memory. Measured: 29.
 """
 _PARSING_SHARE = 2
-"""Parsing of a document takes at most 1/n of the bytes in flight, so that other calls continue."""
+"""Parsing a document takes at most 1/n of the bound of bytes in flight, so that other calls
+continue."""
 _MEMBERS_MAX = 4096
 """Number of members whose session and rank are remembered, for the log of slow calls."""
 
@@ -57,7 +58,7 @@ _MEMBERS_MAX = 4096
 class Service(Served):
     """A served store, and the path of calls to it.
 
-    One class, because a call passes through all of it in one order, on one thread.
+    One class, because a call passes through all of its methods in one order, on one thread.
     """
 
     def __init__(
@@ -71,16 +72,17 @@ class Service(Served):
         super().__init__(settings, metrics, open_engine)
         self.warming = Warming(self)
         self._promote = promote
-        # by member, of those that joined recently
+        # by member, for members that joined recently
         self._places: OrderedDict[str, Membership] = OrderedDict()
 
     # Commands
 
     def permitted(self, caller: Caller, command: C) -> C:
-        """Return a command with its caller's own names, if the caller has the right. Any thread.
+        """Return a command with full names of its sessions and scans, as `rights.permitted`. Any
+        thread.
 
         All code that passes a command to `execute`, `begin` or the engine calls this method first.
-        Raises PermissionDeniedError.
+        Raises PermissionDeniedError if the caller lacks the right.
         """
         command = permitted(caller, command, lambda: self.engine.sessions)
         if member := getattr(command, "member", ""):
@@ -98,7 +100,7 @@ class Service(Served):
     async def execute(
         self, caller: Caller, command: Command[Any], origin: Origin | None = None
     ) -> Answered:
-        """Execute a command in the way that its effect requires, and return its result."""
+        """Execute a command as its effect requires, and return its result."""
         return await self.finished(caller, await self.begin(caller, command, origin))
 
     async def begin(
@@ -110,13 +112,13 @@ class Service(Served):
         out: Any = None,
         stages: bool = False,
     ) -> Answered:
-        """Execute a command as `execute` does, but without the wait for other ranks of a step.
+        """Execute a command as `execute` does, but do not wait for the other ranks of a step.
 
-        `finished` waits for them. `out` is as in `Executor.execute`, and is called on the engine
-        thread; with `stages` the answer contains the times of its stages. Raises OverloadedError,
-        DeadlineError or StoreClosedError if nothing has been done; but StoreClosedError can also
-        mean that the store has failed since. Raises OutcomeUnknownError, see
-        `embstore_server.path.replay`, and the command's own errors.
+        `finished` waits for these ranks. `out` is as in `Executor.execute`, and is called on the
+        engine thread; with `stages` the answer contains the times of its stages. Raises
+        OverloadedError, DeadlineError or StoreClosedError if the command was not executed;
+        StoreClosedError can also mean that the store failed after the execution. Raises
+        OutcomeUnknownError, see `embstore_server.path.replay`, and the command's own errors.
         """
         self.note(caller, command)
         self.disk_space.check(command)
@@ -153,9 +155,9 @@ class Service(Served):
     def look_up_at_once(
         self, callers: Sequence[Caller], commands: Sequence[Lookup], outs: Sequence[Any]
     ) -> Answered | None:
-        """Look up rows for several callers as one, if the lookups have to wait for nothing.
+        """Execute the lookups of several callers as one, if none of them has to wait.
 
-        None: they have to wait. All lookups have the same `admit`.
+        None: one of them has to wait. All lookups have the same `admit`.
         """
         if self._engine is None or self.stopping or self.long_jobs.running:
             return None
@@ -175,7 +177,7 @@ class Service(Served):
         return answered
 
     def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
-        """Begin a command, if its caller's share allows it."""
+        """Begin a command, if the share of its caller allows the call."""
         shares.check(caller.principal, command, engine)
         return command.short_answer(engine.begin(command, map_version=caller.map_version, **how))
 
@@ -204,13 +206,13 @@ class Service(Served):
         return answered
 
     async def _until_durable(self, caller: Caller, answered: Answered, *, is_write: bool) -> None:
-        """Wait until everything that an answer reflects is durable, other clients' writes included.
+        """Wait until all writes that an answer reflects, also of other clients, are durable.
 
-        This call's own write is then on standbys, too, if that is required. The rows of a session's
-        step do not wait: if a crash undoes an earlier step, that step is not acknowledged; it is
-        sent again, with the same gradients.
+        If standbys are required, the write of this call is then on standbys, too. The rows of a
+        session's step need not wait. If a crash undoes an earlier step, that step was not
+        acknowledged, so its client sends it again, with the same gradients.
         """
-        # otherwise once the outcome is known
+        # other calls are noted once the outcome is known
         is_known = not isinstance(answered.value, StepOutcome)
         if self.durable is not None and is_known:
             began = monotonic()
@@ -229,7 +231,7 @@ class Service(Served):
         return answered
 
     def note(self, caller: Caller, command: Any) -> None:
-        """Note in a caller its command's size, session, rank and step."""
+        """Note the command's size, session, rank and step in its caller."""
         caller.note(command)
         place = self._places.get(getattr(command, "member", ""))
         if place is not None:
@@ -259,7 +261,7 @@ class Service(Served):
     async def _in_turn(
         self, caller: Caller, origin: Origin | None, work: Callable[[Engine], Answered]
     ) -> Answered:
-        """Do work on the engine thread; with an origin at most once."""
+        """Do work on the engine thread; work with an origin is done at most once."""
         if origin is None:
             answered: Answered = await self.run(caller, work)
             return answered
@@ -270,10 +272,10 @@ class Service(Served):
             )
         caller.rank = caller.rank if origin.rank is None else origin.rank
         caller.step = caller.step if origin.step is None else origin.step
-        verb = caller.verb.removesuffix("Stream")  # a further attempt may be sent as a stream
+        verb = caller.verb.removesuffix("Stream")  # a further attempt may arrive as a stream
 
         def in_its_epoch(engine: Engine) -> Answered:
-            # a restore may have been queued before
+            # a restore may have been queued before this command
             check_epoch(origin, engine.storage.catalogue.epoch)
             return work(engine)
 
@@ -295,21 +297,21 @@ class Service(Served):
             )
 
     def call_bytes_max(self, caller: Caller) -> tuple[int, str]:
-        """Return the largest size of a call, and the name of that limit."""
+        """Return the largest size of a call, and the name of the limit."""
         most, limit = self.engine.tables.limits.call_bytes_max, "limits.call_bytes_max"
         own = caller.principal.limits.get("call_bytes", most)
         return (own, f"call_bytes of {caller.principal.name!r}") if own < most else (most, limit)
 
     def parsing_bytes(self, size: int) -> int:
-        """Return the bytes that parsing a document adds to the bytes in flight, besides its own
-        bytes."""
+        """Return the bytes that parsing a document adds to the bytes in flight, in addition to the
+        document itself."""
         share = self.settings.inflight_bytes_max // _PARSING_SHARE
         return min((_PARSED_TIMES - 1) * size, share)
 
     def expected_bytes(self, command: Command[Any], value_bytes: int = VALUE_BYTES) -> int:
-        """Return the most bytes of rows in the reply to a command, as far as known before its turn.
+        """Return the most bytes of rows in a command's reply that are expected before its turn.
 
-        A table that is created before the turn is not known yet.
+        A table that is created before that turn is not known yet.
         """
         try:
             size = reply_bytes(command, self.engine.tables.config_of)

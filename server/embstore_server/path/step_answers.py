@@ -1,11 +1,12 @@
-"""Answers of a session's steps, whose rows are ready when their turn has come.
+"""Answers that contain the rows of a session's steps, which are ready when the step's turn has
+come.
 
 **Early and late rows.** Rows that no unfinished step touches are final while earlier steps still
 run. LookupStep sends them at once, with their positions among the announced keys, and the other
 rows when the step is ready. In this way the network works while the trainer computes, and training
-stays synchronous to the bit. If there is no early row, or none is wanted, there is one message,
-without positions. If a member has deleted rows meanwhile, the second message contains all rows,
-without positions.
+stays synchronous to the bit. If there is no early row, or the caller wants none, the answer is one
+message, without positions. If a member has deleted rows meanwhile, the second message contains all
+rows, without positions.
 """
 
 from collections.abc import Mapping
@@ -91,7 +92,7 @@ class StepAnswers:
         positions: Mapping[str, Any] | None,
         dtype: str,
     ) -> None:
-        """Reserve space for rows of a step, whose number is bounded by the announcement."""
+        """Reserve space for a step's rows; the announcement bounds their number."""
         size, bytes_each = 0, value_bytes(dtype)
         for name, (count, dim) in lookup.shapes.items():
             size += 2 * ALIGNMENT
@@ -110,7 +111,7 @@ class StepAnswers:
             arrived = self._service.arrived(verb, caller, request.pop())
             return arrived, cast("StepLookup", engine.begin(arrived.command))
 
-        # This passes over every occurrence, so not on the event loop.
+        # This reads every occurrence, so it is not done on the event loop.
         arrived, lookup = await self._service.run_in_thread(verb.name, begin, caller)
         self._check_step(caller, arrived.command, lookup)
         await self._reached(caller, lookup, Readiness.READY)
@@ -152,7 +153,8 @@ class StepAnswers:
     async def _read(
         self, caller: Caller, lookup: StepLookup, least: Readiness, work: Work
     ) -> Answered:
-        """Read the rows of a step that was as ready as `least`; wait again if it no longer is."""
+        """Read the rows of a step that has been as ready as `least`; wait again if the step is no
+        longer as ready."""
         while True:
             answered: Answered = await self._service.run(caller, work)
             if answered.value is not None:

@@ -1,4 +1,4 @@
-"""Calls that also keep the times of their stages, if they are traced (tracing.py).
+"""Calls that also keep begin and end of their stages, if the calls are traced (tracing.py).
 
 The log of slow calls needs seconds per stage; a trace needs begin and end of each stage. The code
 that counts seconds does not change: these classes replace its dict, task and caller, and keep each
@@ -24,7 +24,7 @@ class TimedTask(Task):
 
 @dataclass
 class TimedCaller(Caller):
-    """A caller that keeps the times in which its call waited, or was executed."""
+    """A caller that keeps the intervals in which its call waited or was executed."""
 
     laps: list[Lap] = field(default_factory=list)
 
@@ -39,7 +39,8 @@ class TimedCaller(Caller):
         self.laps.append(Lap(stage, since, monotonic()))
 
     def worked(self, task: Task) -> None:
-        """Note the times of its task; a task that was withdrawn or cut off has only waited."""
+        """Note the times of the call's task; a task that was withdrawn or cut off has only
+        waited."""
         super().worked(task)
         if not task.run_s:
             self.laps.append(Lap("queue", task.enqueued, monotonic()))
@@ -51,7 +52,8 @@ class TimedCaller(Caller):
         self.laps.append(Lap("engine", began, began + task.run_s, parts))
 
     def attributes(self) -> dict[str, Any]:
-        """Return the span's attributes for the caller and its request, known ones only."""
+        """Return the attributes of the call's span that are known about the caller and its
+        request."""
         scheme = self.peer.partition(":")[0]
         transport = {"rest": "rest", "unix": "shared_memory"}.get(scheme, "grpc")
         known = {

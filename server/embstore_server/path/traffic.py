@@ -1,4 +1,5 @@
-"""The traffic of each transport, since the process began. Event loop only, except the copies."""
+"""The traffic of each transport, since the process began. Event loop only; any thread counts
+`copies`."""
 
 from embstore_proto.received import Copies
 from embstore_server.path.caller import Caller

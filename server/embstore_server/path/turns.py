@@ -1,8 +1,9 @@
 """Admission in order: a call that finds no place waits for its turn.
 
-The difficult case is a wait that is cancelled. The future is cancelled at once, but its waiter
-resumes in the loop's next round. A place that is released in between must not be given to this
-future; a place that it had just been given is passed on. Event loop only.
+The difficult case is a wait that is cancelled. Its future is cancelled at once, but the waiting
+coroutine resumes in the loop's next round. A place that is released in between must not be given to
+the cancelled future. A place that the future got just before is passed on to the next call. Event
+loop only.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from embstore.errors import EmbstoreError
 
 
 class Turns:
-    """A number of places, and the queue for them; `has_room(inside)` returns whether one is
+    """A number of places, and the queue for them; `has_room(inside)` returns whether a place is
     free."""
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:

@@ -1,9 +1,11 @@
-"""The warm-up of the cache: one at a time, on a thread of its own; calls can follow its progress.
+"""Warm-ups of the cache.
 
-A warm-up belongs to the server and not to the call that requested it: it takes as long as the disk
-needs, continues when its callers disconnect, and ends with the store. A request for the share that
-is being warmed joins the running warm-up; another share waits until that has ended. Its progress is
-read every `_LOOK_S`, because a person watches it. Event loop only, except the thread's notes.
+One runs at a time, on a thread of its own, and calls can follow its progress. A warm-up belongs to
+the server and not to the call that requested it. The warm-up takes as long as the disk needs,
+continues when its callers disconnect, and ends with the store. A request for the share that is
+being warmed joins the running warm-up; a request for another share waits until that warm-up has
+ended. The progress is read every `_LOOK_S`, because a person watches it. Event loop only, except
+`WarmUp.note`, which the thread calls.
 """
 
 import asyncio
@@ -38,19 +40,19 @@ class WarmUp:
 
     @property
     def left_s(self) -> float:
-        """Seconds after which it must be polled again."""
+        """Seconds after which the warm-up must be polled again."""
         return _LOOK_S
 
     def note(self, rows: int, of: int) -> None:
-        """Note the progress. Any thread."""
+        """Note the warm-up's progress. Any thread."""
         self.done_of = (rows, of)
 
     def ended(self) -> bool | None:
-        """Return True once it has ended, None before."""
+        """Return True once the warm-up has ended, None before."""
         return self.done.done() or None
 
     def now(self) -> Warmed:
-        """Return its progress, or raise the error that ended it."""
+        """Return the warm-up's progress, or raise the error that ended the warm-up."""
         rows, of = self.done_of
         if self.done.done():
             rows = self.done.result()
@@ -67,8 +69,8 @@ class Warming:
         self._at_start: asyncio.Task[None] | None = None
 
     def state(self) -> tuple[Warmed, str | None]:
-        """Return the last warm-up's progress (0 rows if there was none), and the error that ended
-        it."""
+        """Return the progress of the last warm-up (0 rows if there was none), and the error that
+        ended it."""
         if self._last is None:
             return Warmed(0, 0, finished=True), None
         try:
@@ -92,8 +94,8 @@ class Warming:
         return last
 
     async def joined(self, share: float) -> WarmUp:
-        """Return the warm-up of this share: the running one, or one that begins after another
-        share's."""
+        """Return the warm-up of this share. If a warm-up of another share runs, wait for its end
+        first."""
         while True:
             last = self._last
             if last is None or last.done.done() or last.share == share:
@@ -101,7 +103,7 @@ class Warming:
             await self._service.until(last, last.ended)
 
     async def followed(self, share: float) -> AsyncIterator[Warmed]:
-        """Begin or join a warm-up; yield its progress whenever it has changed.
+        """Begin or join a warm-up; yield its progress whenever that has changed.
 
         Raises the error that ended the warm-up.
         """
@@ -135,7 +137,8 @@ class Warming:
         return warm_up
 
     def begin_at_start(self, share: float) -> None:
-        """Warm the cache to the share in the settings, in the background, and log the progress."""
+        """Begin to warm the cache in the background, to the share in the settings, and log the
+        progress."""
         self._at_start = asyncio.create_task(self._logged(share))
 
     async def _logged(self, share: float) -> None:

@@ -1,25 +1,26 @@
-"""The engine thread: it owns the store, and takes tasks from a bounded, fair queue.
+"""The engine thread, which owns the store, and takes tasks from a bounded, fair queue.
 
 **Fair.** Each client has a queue; the thread takes from the queues in turn. A client with a hundred
 waiting calls delays a call of another client by one call, not by a hundred. Calls of one client
 keep their order.
 
 **Bounded.** A call that finds `queue_calls_max` calls waiting is refused at once (OverloadedError):
-its client backs off, and waits at no cost to the server.
+the client backs off, and its wait costs the server nothing.
 
-**Leaving.** A task is *waiting*, then *started*, then done. While it waits it can be withdrawn (its
-call was cancelled, or its deadline passed), and then leaves no trace. Once started it runs to its
-end, even if its caller has disconnected. The step from waiting to started, or to withdrawn, is
-taken under the queue's lock, so that exactly one of the two happens.
+**Leaving.** A task is *waiting*, then *started*, then done. A waiting task is withdrawn if its call
+was cancelled or its deadline passed; a withdrawn task has changed nothing. A started task runs to
+its end, even if its caller has disconnected. A waiting task is started or withdrawn under the
+queue's lock, so exactly one of the two happens.
 
 **At once.** A *brief* task (a few keys, on a device that queues no work) that finds the engine idle
-is done by the event loop itself: two switches of threads cost more than such a call. Strictly, the
-store's owner is the holder of `_turn`, a lock that the thread takes for each task; the loop only
-tries to take it, and never waits for it.
+is executed by the event loop itself, because two switches of threads cost more than such a call.
+Strictly speaking, the store's owner is the holder of the lock `_turn`. The thread takes this lock
+for each task; the loop only tries to take it, and never waits for it.
 
-The event loop passes tasks and receives results; the thread never waits for the loop. A token per
-task wakes the thread, through a SimpleQueue: the wait of a Condition costs several times as much,
-which a call of one key would notice. The token of a withdrawn task wakes the thread in vain.
+The event loop passes tasks and receives results; the thread never waits for the loop. The loop
+wakes the thread by a token per task, through a SimpleQueue. Waiting for a Condition costs several
+times as much, enough to slow a call of one key. The token of a withdrawn task wakes the thread in
+vain.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ class Task:
             self.outcome.set_result(result)
         else:
             self.outcome.set_exception(error)
-            self.outcome.exception()  # retrieved, because its caller may have disconnected
+            self.outcome.exception()  # retrieved here, because the caller may have disconnected
 
 
 class Worker:
@@ -77,7 +78,8 @@ class Worker:
     ) -> None:
         """Prepare the thread, which calls `open_engine`.
 
-        The event loop calls `after_task` after each task, even if no call waits for the outcome.
+        The event loop calls `after_task` after each task, even if no call waits for the task's
+        outcome.
         """
         self._open_engine = open_engine
         self._after_task = after_task
@@ -100,7 +102,8 @@ class Worker:
     # The event loop's side
 
     async def start(self) -> Engine:
-        """Open the store on the engine thread, and return its engine. Raises as opening does."""
+        """Open the store on the engine thread, and return its engine. Raises the error of the
+        opening."""
         loop = asyncio.get_running_loop()
         self._opened = loop.create_future()
         self._thread.start()
@@ -119,8 +122,8 @@ class Worker:
     ) -> Task:
         """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
 
-        `has_waited`: the task was counted when it waited before, so it is not refused in favour of
-        later tasks.
+        `has_waited`: the call has already waited and been counted, so the bounds of the queue do
+        not apply to it.
 
         Raises OverloadedError if the queue, or the client's queue, is full; StoreClosedError if the
         server is stopping.
@@ -133,7 +136,7 @@ class Worker:
                 )
             if not has_waited:
                 self.check_room(client, client_calls_max)
-            idle = not self._queued and self.running is None  # and no task is about to run
+            idle = not self._queued and self.running is None  # and no task may be about to run
             if brief and idle and self._turn.acquire(blocking=False):
                 self.running, task.is_waiting = task, False
             else:
@@ -153,7 +156,7 @@ class Worker:
     def at_once(self, work: Work) -> Any | None:
         """Do work that takes a fraction of a millisecond, and return its result.
 
-        None: the engine is not idle, and nothing was done.
+        None: the engine was not idle, and nothing was done.
         """
         with self._lock:
             if self._queued or self.running is not None or self._closing or self._engine is None:
@@ -167,7 +170,7 @@ class Worker:
 
     @property
     def waiting_calls(self) -> int:
-        """The number of calls that wait for the engine: in the queue, or before their messages are
+        """The number of calls that wait for the engine in the queue, or before their messages are
         read."""
         return self._queued + self.limiter.waiting_calls
 
@@ -176,7 +179,7 @@ class Worker:
         return len(self._queues.get(client, ())) + self.limiter.client_calls(client)
 
     def check_room(self, client: str, client_calls_max: int | None) -> None:
-        """Raise OverloadedError if no more calls can wait, or no more calls of a client."""
+        """Raise OverloadedError if no more calls can wait, or no more calls of the given client."""
         if self.waiting_calls >= self._queue_calls_max:
             raise OverloadedError(
                 f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
@@ -218,7 +221,7 @@ class Worker:
             self._finish(task, None, why)
 
     async def stop(self) -> None:
-        """Finish the queued tasks, close the store, which commits it, and end the thread.
+        """Finish the queued tasks, close the store, and end the thread; closing commits the store.
 
         Raises CapacityError or StorageError if not everything could be committed.
         """
@@ -268,7 +271,7 @@ class Worker:
                     name, queue = self._queues.popitem(last=False)
                     task = self.running = queue.popleft()
                     if queue:
-                        self._queues[name] = queue  # at the end, after the other clients
+                        self._queues[name] = queue  # again, after the other clients
                     self._queued -= 1
                     task.is_waiting = False
                     return task
@@ -302,9 +305,10 @@ class Worker:
 
 
 def _untraced(error: BaseException) -> BaseException:
-    """Return an error without its traceback, whose frames refer to arrays: it may be kept for long.
+    """Return an error without its traceback: the error may be kept for long, and the traceback's
+    frames refer to arrays.
 
-    The traceback of an exception that is a bug is kept as text, for the log.
+    If the exception is a bug, its traceback is kept as text, for the log.
     """
     if not isinstance(error, EmbstoreError):
         error.add_note("".join(format_exception(error)))

@@ -1,1 +1,1 @@
-"""A leader and its standbys: sending, following, promotion."""
+"""Replication between a leader and its standbys: sending, following, promotion."""

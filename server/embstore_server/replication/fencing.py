@@ -1,16 +1,16 @@
 """The fencing of a replaced leader: this server asks the server that it has replaced.
 
-The message notifies the other server that it was replaced, and asks whether it has replaced this
-server in turn. A leader that was replaced while it was down has no file that shows it. If two
-servers follow each other, its successor is the server that it has replaced itself, at an earlier
-time. Therefore it asks that server before it accepts writes. A single message does both: it
-contains this server's promotions. If these continue the other server's promotions, the other server
-was replaced. It answers with its own promotions. If those continue this server's, this server was
-replaced.
+One message notifies the other server that it was replaced, and asks whether the other server has
+replaced this server in turn. The question is needed because a leader that was replaced while it was
+down has no file that shows this. If two servers replace each other in turn, the successor of this
+server is the server that it has replaced itself, at an earlier time. Therefore this server asks
+that server before accepting writes. The message contains this server's promotions. If they continue
+the other server's promotions, the other server was replaced. The other server answers with its own
+promotions. If these continue the promotions of this server, this server was replaced.
 
-A server that refuses connections is not running. A server that does not answer may be running, so
-its answer is awaited for ANSWER_S. In both cases, this server then accepts writes, and continues to
-ask.
+If the other server refuses connections, it is not running. If it does not answer, it may be
+running, so its answer is awaited for ANSWER_S. In both cases, this server then accepts writes, and
+continues to ask.
 
 Event loop only.
 """
@@ -42,7 +42,8 @@ ANSWER_S = 5.0
 
 
 async def fence(served: Served, may_lead: asyncio.Event) -> None:
-    """Ask the replaced server until it answers; set `may_lead` when this server need not wait."""
+    """Ask the replaced server until it answers; set `may_lead` as soon as this server need not wait
+    for the answer."""
     address, role = served.lineage.replaced, served.replication
 
     async def ask(call: Any) -> None:

@@ -1,22 +1,23 @@
-"""The standby's side of following: it takes over its leader's commit, and executes its commands.
+"""The standby's side of following: a standby takes over its leader's commit, and executes its
+commands.
 
 A standby connects to its leader repeatedly. Usually the leader still has the commands after the
-standby's last one, and the standby resumes there. Otherwise it replaces its store by the leader's
-last commit (`embstore.storage.taking`), and opens the store again.
+standby's last command, and the standby resumes there. Otherwise the standby replaces its store by
+the leader's last commit (`embstore.storage.taking`), and opens the store again.
 
-Commands are executed as in recovery (`embstore.engine.receiving`), on a thread. They are
-acknowledged to the leader when they are durable here; meanwhile the next commands are executed.
+Commands are executed as in recovery (`embstore.engine.receiving`), on a thread. The standby
+acknowledges commands when they are durable on its disk; meanwhile it executes the next commands.
 
 A leader refuses a standby that has commands which the leader has lost after acknowledging them
-(`standbys`). The standby then keeps its store, reports the reason, and can be promoted. It asks
-repeatedly, and gets the same answer as long as the two stores differ. Therefore no state about the
-refusal is stored, and a leader that has its commands back is followed again.
+(`standbys`). The standby then keeps its store, reports the reason, and can be promoted. It connects
+again and again, and is refused as long as the two stores differ. Therefore the refusal need not be
+stored, and a leader that has its commands back is followed again.
 
-**Promotion.** The standby stops following, writes into its lineage that it has replaced its leader,
-and begins an epoch. From then on it accepts writes, and tries to notify the old leader until it
-succeeds (`fencing`). If it is started with the same `follow` again, it remains the leader, unless
-the old leader has replaced it meanwhile. A leader whose settings name a server to follow begins to
-follow once it is replaced: its store is opened again, as at a start.
+**Promotion.** The standby stops following, records in its lineage that it has replaced its leader,
+and begins an epoch. From then on it accepts writes, and tries to notify the old leader until that
+succeeds (`fencing`). If the promoted server is restarted with the same `follow`, it remains the
+leader, unless the old leader has replaced it meanwhile. A leader whose settings name a server to
+follow begins to follow once it is replaced: its store is opened again, as at a start.
 
 Event loop only.
 """
@@ -60,16 +61,17 @@ _BODY_BYTES_MAX = 1 << 32
 
 
 class Following:
-    """The standby's work; idle on a leader."""
+    """The work of a standby; on a leader, this object is idle."""
 
     def __init__(self, served: Served, reopen: Callable[[], Awaitable[None]]) -> None:
-        """Prepare; `reopen` serves the directory's new store in place of the previous one."""
+        """Prepare; `reopen` makes the host serve the directory's new store in place of the previous
+        store."""
         self._service = served
         self._reopen = reopen
         self._address = "" if served.settings.follow == OFF else served.settings.follow
         self.may_lead = asyncio.Event()
-        """Set once it is known, or assumed, that a leader was not replaced while it was down."""
-        self._anew = False  # whether the store here differs from the leader's
+        """Set once it is known, or assumed, that this leader was not replaced while it was down."""
+        self._anew = False  # whether this server's store differs from that of the leader
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Future[Any] | None = None  # runs to its end
         self._promoting = asyncio.Lock()
@@ -98,11 +100,13 @@ class Following:
         )
 
     def _leads(self, lineage: Lineage) -> bool:
-        """Return whether there is no leader to follow, or this server has replaced it."""
+        """Return True if there is no leader to follow, or if this server has replaced that
+        leader."""
         return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
-        """Begin to follow; or, on a leader, to notify the old leader that it was replaced."""
+        """Begin to follow a leader. On a leader, begin to notify the old leader that it was
+        replaced."""
         role = self._service.replication
         if role.leader:
             self._task = asyncio.create_task(self._follow_for_ever())
@@ -124,7 +128,7 @@ class Following:
     async def promote(self) -> bool:
         """Make the standby the leader; return False if it follows no leader.
 
-        Raises StoreClosedError if it has not received its leader's first commit yet.
+        Raises StoreClosedError if the standby has not received its leader's first commit yet.
         """
         async with self._promoting:
             service = self._service
@@ -145,7 +149,7 @@ class Following:
         engine = service.engine
         storage = engine.storage
         begun = [promotion.epoch for promotion in service.lineage.promotions[-1:]]
-        # Above an epoch whose record has not arrived yet.
+        # This is above an epoch whose record has not arrived yet.
         epoch = max(storage.catalogue.epoch, *begun, 0) + EPOCH_STEP
         lineage = service.lineage.promoted(
             epoch, engine.tables.frame.command_number, self._address, storage.log.next_number
@@ -169,8 +173,8 @@ class Following:
     # Leading
 
     async def _lead(self) -> None:
-        """Fence the old leader; once this server is replaced in turn, follow, if the settings name
-        a server."""
+        """Fence the old leader. Once this server is replaced in turn, follow the server that the
+        settings name, if any."""
         fencing = asyncio.create_task(fence(self._service, self.may_lead))
         try:
             await self._service.replaced.wait()
@@ -263,7 +267,7 @@ class Following:
             raise
 
     async def _to_its_end(self, work: Awaitable[Any]) -> Any:
-        """Return the result of `work`, which runs to its end even when following stops."""
+        """Return the result of `work`, which runs to its end even if following stops."""
         self._work = asyncio.ensure_future(work)
         result = await asyncio.shield(self._work)
         self._work = None
@@ -291,7 +295,7 @@ class Following:
     # A commit
 
     async def _take(self, call: Any, leader: Any) -> None:
-        """Replace the store here by the leader's commit."""
+        """Replace this server's store by the leader's commit."""
         service = self._service
         files, role = service.engine.storage.files, service.replication
         catalogue = catalogues.decode(leader.catalogue)

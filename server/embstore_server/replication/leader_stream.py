@@ -1,4 +1,5 @@
-"""The stream to another server: to a standby's leader, or to the server that a leader replaced.
+"""The stream to another server: from a standby to its leader, or from a leader to the server that
+it replaced.
 
 Event loop only.
 """
@@ -20,7 +21,7 @@ from embstore_server.replication.standbys import METHOD
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
 """The first and the longest pause between attempts; each pause is twice the previous one."""
 _SILENCE_S = 30.0
-"""Seconds without a message after which a server counts as disconnected."""
+"""Seconds without a message, after which a server counts as disconnected."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
@@ -51,7 +52,8 @@ async def connect(served: Served, address: str, talk: Callable[[Any], Awaitable[
 
 
 def _metadata(served: Served) -> tuple[tuple[str, str], ...]:
-    """Return the metadata with the token, which is read each time: the token may have changed."""
+    """Return the metadata with the token, which is read from its file each time, because it may
+    have changed."""
     assert served.settings.follow_token is not None
     return (("authorization", f"Bearer {served.settings.follow_token.read_text().strip()}"),)
 
@@ -60,7 +62,7 @@ async def send(call: Any, **what: Any) -> None:
     """Send a request."""
     try:
         await call.write(pb.FollowRequest(**what).SerializeToString())
-    except asyncio.InvalidStateError:  # the next read raises its status
+    except asyncio.InvalidStateError:  # the next read raises the stream's status
         raise StoreClosedError("the stream ended") from None
 
 

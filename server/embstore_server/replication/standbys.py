@@ -1,15 +1,16 @@
-"""The leader's side of following: it sends each standby a commit, if needed, and then the log.
+"""The leader's side of following: it sends a commit to each standby that needs one, and then the
+log.
 
 Only the durable part of the log is sent, so a standby never has a command that its leader could
-lose. A leader may have lost commands all the same, or its directory may have been replaced by an
-older copy. Then the lives of both stores show that (`embstore.storage.lives`), even if both have
-used the same command numbers since. In this case the standby is refused: it keeps its store,
-reports the reason, and can be promoted. A commit replaces only commands that a promotion has given
-up.
+lose in a crash. A leader may have lost commands all the same, or its directory may have been
+replaced by an older copy. The lives of the two stores show this (`embstore.storage.lives`), even if
+both stores have used the same command numbers since. In this case the leader refuses the standby,
+which keeps its store, reports the reason, and can be promoted. A commit that a standby takes over
+replaces only commands that a promotion has voided.
 
-A commit's files are open while they are sent, so a merge may remove them meanwhile. A commit does
-not remove segments of the command log that a standby has not received yet, up to LAG_BYTES_MAX.
-Beyond that the standby is dropped, and begins again with a newer commit.
+A commit's files are open while they are sent, so a merge may remove them meanwhile. A new commit
+does not remove segments of the command log that a standby has not received yet, up to
+LAG_BYTES_MAX. A standby that lags further is dropped, and begins again with a newer commit.
 
 Event loop only, except functions documented to run in a thread or with the engine.
 """
@@ -53,7 +54,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Standbys"].full_name
 METHOD = f"/{SERVICE_NAME}/Follow"
 
 LAG_BYTES_MAX = 4 << 30
-"""Most bytes of the command log that are kept for a standby after a commit."""
+"""The most bytes of the command log that are kept for a standby after a commit."""
 PIECE_BYTES = 1 << 20
 STATE_EVERY_S = 0.5
 
@@ -66,7 +67,7 @@ class Feed:
         self.engine = engine
         self.follower = follower
         self.catalogue: Catalogue | None = None
-        """The commit that is sent to it; None: it continues at its position."""
+        """The commit that is sent to the standby; None: the standby continues at its position."""
         self.reader: SegmentReader | None = None
         self.is_dropped = False
         self.is_closed = False
@@ -82,7 +83,7 @@ class Feed:
         return self.reader.place.segment
 
     def begin(self, feeds: list["Feed"], lineage: Lineage) -> None:
-        """Find the standby's position, and keep the files that it needs. Runs in a thread.
+        """Find the standby's position, and keep the files that the standby needs. Runs in a thread.
 
         Raises InvalidArgumentError if the standby has commands that this leader lacks.
         """
@@ -108,8 +109,8 @@ class Feed:
             self.close()
 
     def _can_go_on(self, store_id: str, lineage: Lineage) -> bool:
-        """Return whether the standby can continue at its position, if its commands are still
-        here."""
+        """Return whether the standby can continue at its position, provided that the leader still
+        has the next commands."""
         follower, frame = self.follower, self.engine.tables.frame
         if follower.store_id != store_id:
             return False
@@ -158,7 +159,7 @@ class Standbys:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Follow": method})
 
     def use(self, engine: Engine) -> None:
-        """Keep the command log of a store for the standbys that follow it."""
+        """Keep segments of a store's command log for the standbys that follow it."""
         if engine.log is not None:
             engine.log.files.segments.needed = self._needed
 
@@ -175,7 +176,7 @@ class Standbys:
     def _needed(self, numbers: list[int]) -> int | None:
         """Return the first segment that a standby needs; drop standbys that lag too far.
 
-        The caller has the engine. Any thread.
+        Called on the engine's turn. Any thread.
         """
         files = self._service.engine.storage.files
         kept: list[int] = []
@@ -225,8 +226,8 @@ class Standbys:
     async def _check(self, follower: Any) -> None:
         """Raise an error unless a standby can follow this server.
 
-        Raises InvalidArgumentError if this server cannot be followed; PermissionDeniedError if it
-        was replaced, perhaps by this very standby.
+        Raises InvalidArgumentError if this server cannot be followed; PermissionDeniedError if this
+        server was replaced, perhaps by the standby itself.
         """
         service = self._service
         lineage, role = service.lineage, service.replication
@@ -322,8 +323,8 @@ class Standbys:
     ) -> None:
         """Send the log as it grows, until an acknowledgement is invalid or this server stops.
 
-        The first message contains the position of the beginning and no bytes: the standby
-        acknowledges its earlier commands, too.
+        The first message contains the position of the beginning and no bytes, so that the standby
+        also acknowledges its earlier commands.
         """
         assert feed.reader is not None
         await sent(context.write(_log_piece(feed.reader.place, b"")))
@@ -331,7 +332,7 @@ class Standbys:
         while not self._is_ending:
             # read first, so that progress during the reading is not missed
             progress = self._progress
-            self._let_in(context)  # its token may have been removed
+            self._let_in(context)  # the standby's token may have been removed
             if self._service.replication.role != "leader":
                 raise PermissionDeniedError(self._service.replication.refusal)
             if acknowledging.done():

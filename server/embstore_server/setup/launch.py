@@ -1,7 +1,8 @@
-"""A server as a child process: for the demo, for tests, for benchmarks.
+"""A server as a child process, for the demo, for tests, and for benchmarks.
 
-It runs `python -m embstore_server serve` on free ports of loopback, which the "ready" line of its
-log contains. The process ends at the end of the block, by SIGTERM, or by `kill`.
+The process runs `python -m embstore_server serve` on free ports of loopback; the "ready" line of
+its log contains the ports. At the end of the block the process is ended by SIGTERM; `kill` ends it
+earlier.
 """
 
 import json
@@ -23,8 +24,8 @@ _LINES_KEPT = 200
 class ServerProcess:
     """`embstore serve` as a child process; a context manager that starts and stops it.
 
-    Once it is ready, `address` is the address of its gRPC port, and `admin` of its REST port.
-    `options` are further flags. Not thread-safe.
+    Once the server is ready, `address` is the address of its gRPC port, and `admin` that of its
+    REST port. `options` are further flags. Not thread-safe.
     """
 
     def __init__(self, data: Path | str, *options: str) -> None:
@@ -67,7 +68,8 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process, and wait until it serves.
 
-        Raises StoreClosedError if it ended before it was ready; the message contains its log.
+        Raises StoreClosedError if the process ended before it was ready; the message contains its
+        log.
         """
         kept = {name: v for name, v in os.environ.items() if not name.startswith("EMBSTORE_")}
         process = self._process = subprocess.Popen(
@@ -75,7 +77,7 @@ class ServerProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=kept | {"PYTHONUNBUFFERED": "1"},  # only the flags are settings
+            env=kept | {"PYTHONUNBUFFERED": "1"},  # settings come only from the flags
         )
         try:
             self._wait_until_ready(process)
@@ -107,7 +109,7 @@ class ServerProcess:
                     self._logged.notify_all()
 
     def reload(self, event: str) -> None:
-        """Make it read tokens and certificates again (SIGHUP); return when its log contains
+        """Make the server read tokens and certificates again (SIGHUP); return when its log contains
         `event`."""
         with self._logged:
             before = self._events[event]
@@ -116,11 +118,11 @@ class ServerProcess:
                 raise StoreClosedError(f"no {event!r} in the log:\n" + "\n".join(self._lines))
 
     def stop(self) -> int:
-        """Stop it by SIGTERM, and return its exit status; 0: everything is committed."""
+        """Stop the server by SIGTERM, and return its exit status; 0: everything is committed."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """Kill it (SIGKILL), as a crash does."""
+        """Kill the server (SIGKILL), as in a crash."""
         return self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> int:

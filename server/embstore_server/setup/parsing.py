@@ -1,8 +1,9 @@
 """Kinds of values that people write and read: addresses, amounts of bytes, times, switches.
 
-A value arrives as text (from a flag, or an environment variable) or already typed (from TOML, or a
-test). A `Kind` reads both forms and describes the accepted values in words. An error can then name
-the source of the value, too: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
+A value is given as text (by a flag, or an environment variable), or already has a type (in TOML, or
+in a test). A `Kind` reads both forms and describes the accepted values in words. An error can then
+name the source of the value, too: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found
+'1GIG'".
 """
 
 import re
@@ -18,19 +19,19 @@ from embstore.host.facts import THREADS_MAX
 from embstore_proto.addresses import split_address
 
 OFF = "off"
-"""The value that stands for no address: the port is not served."""
+"""The value in place of an address, if the port is not served."""
 SECONDS_MAX = 1e8
-"""Longest time in a setting, three years: far below the limit of the system's timers."""
+"""The longest time in a setting: three years, far below the limit of the system's timers."""
 
 UNARY_BYTES_LIMIT = 256 << 20
-"""Largest `unary_bytes_max`: gRPC counts a message's bytes in 31 bits.
+"""The largest value of `unary_bytes_max`; gRPC counts a message's bytes in 31 bits.
 
-The server receives messages up to a multiple of `unary_bytes_max`, to refuse a large one with a
-reason.
+The server receives messages up to a multiple of `unary_bytes_max`, so that it can refuse a large
+message with a reason.
 """
 _UNARY_BYTES_MIN = 64 << 10
 _CACHE_BYTES_MIN = 64 << 10
-"""A smaller cache has hardly one row of a table."""
+"""The smallest cache; a smaller cache would have room for hardly one row of a table."""
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _NAME = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*")
@@ -43,7 +44,7 @@ _SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: how to read one, and how to describe it."""
+    """A kind of value: how a value is read, and how the kind is described."""
 
     expected: str
     metavar: str
@@ -74,7 +75,7 @@ def one_of(*names: str) -> Kind:
 
 
 def _device(value: Any) -> str:
-    from embstore.device.choice import is_device_name  # here: it loads NumPy, and help does not
+    from embstore.device.choice import is_device_name  # help does not need NumPy
 
     if not isinstance(value, str) or not is_device_name(value):
         raise ValueError(value)
@@ -164,9 +165,10 @@ def _number(low: float, high: float) -> Callable[[Any], float]:
 
 
 def pairs(place: str, form: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return {A: B} for every text "A=B"; neither is empty, and each A occurs once.
+    """Return {A: B} from texts "A=B". A and B must not be empty, and each A must occur once.
 
-    `place` is the flag or parameter that contained them; `form` describes them, as COLUMN=NAME.
+    `place` is the flag or parameter that contained the texts; `form` describes their form, such as
+    COLUMN=NAME.
     """
     found: dict[str, str] = {}
     for text in texts:

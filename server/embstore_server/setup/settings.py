@@ -1,18 +1,18 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """The settings of a server, each declared once: name, kind, help, default.
 
-A setting can be given in four places. The first place that contains it wins:
+A setting can be given in four places. The first of these places that contains the setting wins:
 
 1. a flag, `--cache-bytes 4GiB`
 2. an environment variable, `EMBSTORE_CACHE_BYTES=4GiB` (an empty one counts as not given)
 3. a key of the TOML file named by `--config` or `EMBSTORE_CONFIG`, `cache_bytes = "4GiB"`
 4. the default
 
-The flags of `embstore serve` and the documented table are made from the declarations. A setting
-that is an option of the store takes its default and help from there (`embstore.options`). An
+The flags of `embstore serve` and the documented table are made from the declarations. If a setting
+is an option of the store, its default and help are those of the option (`embstore.options`). An
 unknown name in the file or in the environment is refused, and the error contains the nearest known
-name: a misspelt setting that is ignored would be found months later. All problems are reported
-together, so that a configuration can be corrected at once.
+name, because a misspelt setting that is ignored would be found months later. All problems are
+reported together, so that a configuration can be corrected at once.
 """
 
 import difflib
@@ -62,21 +62,21 @@ class Setting:
     name: str
     kind: Kind
     help: str
-    """Its help; the first clause, `brief`, makes sense by itself."""
+    """The setting's help; the first clause, `brief`, makes sense by itself."""
     panel: str
-    """Its topic: a heading in the help of `embstore serve`."""
+    """The setting's topic, a heading in the help of `embstore serve`."""
     is_common: bool
-    """Whether --help shows it; --help-all shows all settings."""
+    """Whether --help shows the setting; --help-all shows all settings."""
     default: Any
 
     @property
     def flag(self) -> str:
-        """The flag: --cache-bytes."""
+        """The setting's flag, such as --cache-bytes."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def brief(self) -> str:
-        """The first clause of the help."""
+        """The first clause of the setting's help."""
         return _FIRST_CLAUSE.split(self.help)[0]
 
     @property
@@ -105,7 +105,8 @@ def of_store(
     panel: str = "Store",
     is_common: bool = False,
 ) -> Any:
-    """Declare a setting that is a store's option: its text, and its default unless one is given."""
+    """Declare a setting that is an option of the store, with the option's text, and its default
+    unless one is given."""
     text = descriptions(of).get(name, "")
     return setting(
         kind,
@@ -137,7 +138,8 @@ class Settings:
     checkpoints_keep: int = of_store("checkpoints_keep", kinds.COUNT, is_common=True)
     read_only: bool = of_store("read_only", kinds.SWITCH)
     threads: int | None = of_store("threads", kinds.THREADS)
-    # This takes a few thousandths of a core, and checks a terabyte in a day and a half.
+    # At this rate, checking takes a few thousandths of a core, and a terabyte takes a day and a
+    # half.
     scrub_bytes_per_s: int = of_store("scrub_bytes_per_s", kinds.BYTES_OR_NONE, 8 << 20)
     # Clients must not write to every path that the server's user can write to.
     backup_within: str | None = setting(
@@ -151,11 +153,11 @@ class Settings:
     policy: str = _cache("policy", one_of(*POLICIES), is_common=True)
     cache_split: str = _cache("cache_split", one_of(*SPLITS))
     warm_up: float = _cache("warm_up", kinds.SHARE)
-    # A counted lookup takes about twice as long.
+    # A counted lookup takes about twice as long as one that is not counted.
     count_rate: float = _cache("count_rate", kinds.SHARE, 0.01)
-    # This costs 6 % of a trainer's rate on two cores, independently of the disk's sync time, and
-    # `commands` costs 18 to 40 %. A crash loses a second of work; with `checkpoint` it loses ten
-    # minutes.
+    # The default costs 6 % of a trainer's rate on two cores, independently of the disk's sync time;
+    # `commands` costs 18 to 40 %. With the default, a crash loses a second of work; with
+    # `checkpoint` it loses ten minutes.
     durability: str = _durability("durability", one_of(*LEVELS), "interval", is_common=True)
     sync_every_s: float = _durability("sync_every_s", kinds.SECONDS)
     recovery_s: float = _durability("recovery_s", kinds.SECONDS)
@@ -171,14 +173,14 @@ class Settings:
         "127.0.0.1:8080",
         is_common=True,
     )
-    # Trainers on the host find it by themselves.
+    # Trainers on the same host find the socket by themselves.
     socket: str | None = _network(
         kinds.SOCKET,
         "Unix socket for shared memory with trainers of the same user on this host. Default: the "
         "file named socket in the data directory; with --read-only there is no socket.",
         None,
     )
-    # Other machines can use a name only if it contains a dot.
+    # Other machines can use a name of this machine only if the name contains a dot.
     allowed_hosts: tuple[str, ...] | None = _network(
         kinds.NAMES,
         "Further host names of REST, such as a.example or *.b.example; *: any name. A server on "
@@ -234,7 +236,7 @@ class Settings:
         "File of the token that the leader requires; the token needs the right admin on '*'.",
         None,
     )
-    # No default above 0: waiting for a standby that may not exist is a choice.
+    # The default is 0, because a user must choose to wait for a standby that may not exist.
     standbys: int = _replication(
         kinds.NUMBER,
         "Number of standbys that must persist a write before it is acknowledged; while fewer "
@@ -250,11 +252,11 @@ class Settings:
     shard: int | None = _cluster(
         kinds.NUMBER, "Number of this shard: the position of its address in the map.", None
     )
-    # Far more than trainers need, and a fourth of a process's open files on most systems.
+    # This is far more than trainers need, and a fourth of a process's open files on most systems.
     connections_max: int = _limit(
         kinds.COUNT, "Limit of connections to each port; further connections are closed.", 1024
     )
-    # Even the slowest network takes less.
+    # Even the slowest network takes less time.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
         "Longest time to set up a connection; then the connection is closed. By REST, the time "
@@ -267,26 +269,26 @@ class Settings:
         "Time after which a client that reads nothing of its reply is disconnected.",
         30.0,
     )
-    # This is work for seconds: more calls would time out in the queue.
+    # This number of calls is work for seconds; further calls would time out in the queue.
     queue_calls_max: int = _limit(
         kinds.COUNT, "Limit of calls that wait for the engine; further calls are refused.", 1024
     )
-    # Four of the largest calls.
+    # This is the size of four of the largest calls.
     inflight_bytes_max: int = _limit(
         kinds.BYTES, "Bytes of requests and replies in flight; further calls are refused.", 4 << 30
     )
-    # Measured: up to about this, unary is faster.
+    # Up to about this size, unary calls are faster (measured).
     unary_bytes_max: int = _limit(
         kinds.MESSAGE_BYTES, "Largest unary message; larger messages are streamed.", 16 << 20
     )
     call_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS, "Deadline of a call whose client sets none.", 60.0
     )
-    # The digest of a large table takes most of it.
+    # The digest of a large table takes most of this time.
     call_timeout_max_s: float = _limit(
         kinds.POSITIVE_SECONDS, "Longest deadline of a call; longer deadlines are reduced.", 3600.0
     )
-    # Supervisors kill a process after the same time.
+    # Supervisors kill a process after the same time by default.
     drain_s: float = _limit(
         kinds.SECONDS, "Time that running calls get to finish when the server stops.", 30.0
     )
@@ -299,7 +301,7 @@ class Settings:
     log_format: str = _log(
         one_of("plain", "json"), "Plain text, or one JSON object per line.", "plain"
     )
-    # Two hundred times the time of a batch.
+    # This is two hundred times the time of a batch.
     slow_call_ms: float = _log(
         kinds.MILLISECONDS, "Time after which a call is logged as slow.", 1000.0
     )
@@ -311,7 +313,7 @@ class Settings:
 
     @property
     def socket_path(self) -> Path | None:
-        """The path of the socket; None: there is no socket."""
+        """The path of the server's socket; None: there is no socket."""
         if self.socket is None:
             return None if self.read_only else self.data / "socket"
         return None if self.socket == OFF else Path(self.socket)
@@ -321,7 +323,7 @@ class Settings:
         return {f.name: getattr(self, f.name) for f in fields(of) if hasattr(self, f.name)}
 
     def describe(self) -> dict[str, Any]:
-        """Return all settings as JSON values; certificate and key appear as their paths."""
+        """Return all settings as JSON values; the certificate and the key are shown as paths."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: _as_json(v) for name, v in values.items()}
 
@@ -362,8 +364,8 @@ def load(
 ) -> Settings:
     """Return the settings from flags (None: not given), environment and configuration file.
 
-    If `config` is None, EMBSTORE_CONFIG names the file, if it is set. Raises InvalidArgumentError
-    with every problem, one per line; each line names the source of the value.
+    If `config` is None, the variable EMBSTORE_CONFIG names the file, if it is set. Raises
+    InvalidArgumentError with every problem, one per line; each line names the source of the value.
     """
     if config is None and environ.get("EMBSTORE_CONFIG"):
         config = Path(environ["EMBSTORE_CONFIG"])
@@ -379,7 +381,8 @@ def load(
 
 
 class _Loading:
-    """The given values with their sources, by the settings' names; and the problems found."""
+    """The given values with their sources, by the settings' names, and the problems that were
+    found."""
 
     def __init__(self, known: Mapping[str, Setting]) -> None:
         self.known = known
@@ -393,7 +396,7 @@ class _Loading:
         except OSError as exc:
             self.problems.append(f"{path}: expected a file of settings: {exc.strerror}")
             return
-        except ValueError as exc:  # not UTF-8, or not TOML
+        except ValueError as exc:  # the file is not UTF-8, or not TOML
             self.problems.append(f"{path}: expected TOML: {exc}")
             return
         self._check_names(str(path), found, self.known)

@@ -2,10 +2,10 @@
 """Hit rates by size of the cache, for each layout of rows of a running store.
 
 A **curve** is the share of the counted accesses that a pool's cache would have hit, at sizes from a
-ten-thousandth of its rows to all of them, and at its present size. There is a curve for each
-policy, so that the present policy can be compared with the others. It is a prediction
-(prediction.py), from recorded calls if the store has recorded some. A cache of two levels hits, in
-either level, as often as one cache with the size of both: exactly so with LRU.
+ten-thousandth of the pool's rows to all rows, and at the cache's present size. There is a curve for
+each policy, so that the present policy can be compared with the others. A curve is a prediction
+(prediction.py), from recorded calls if the store has recorded some. A cache of two levels has, in
+both levels together, as many hits as one cache with the size of both; with LRU this is exact.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Curve:
 
 
 def curves(profile: Profile, stats: Mapping[str, Any]) -> list[Curve]:
-    """Return the curve of each layout whose tables have counted accesses. On any thread.
+    """Return the curve of each layout whose tables have counted accesses. Any thread.
 
     Parameters
     ----------

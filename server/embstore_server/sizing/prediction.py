@@ -2,35 +2,37 @@
 
 **Hits by access** count every occurrence of a key in a call. **Hits by unique key** count each key
 of a call once. The store counts both (cache/counters.py). A cache must fetch the unique keys that
-miss; a user usually counts accesses. A row's first use is a miss, in a prediction as in the store,
-unless the cache was warmed with the row.
+miss; a user usually counts accesses. A row's first use is a miss, unless the cache was warmed with
+the row; this holds for predictions and for the store.
 
 **Recorded**: if a profile has a trace, its calls are simulated (simulate.py). This includes drift,
 scans, and the effect of a call's size. The numbers of accesses and of unique keys are known. The
-sample's estimates are a little higher or lower, mostly because of a few very hot keys, which hit at
-any size: so the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). If only some
-of the tables are asked for, their numbers are not known, and there is no such correction.
+numbers that the sample implies are a little higher or lower, mostly because of a few very hot keys.
+These keys hit at any size, so the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST
+2015). If a prediction is only for some of the tables, the numbers of these tables are not known,
+and there is no such correction.
 
-The error was measured against stores (tests/conformance/test_miss_ratio.py). It is within two
-points at every size that holds two calls or more. In a smaller cache the result depends on the
-store's slot numbers and on the order of a call's keys, and the prediction may be five points off.
-Where a loop over keys begins to fit, a curve is a step, and a sample of a seventh of the keys
-shifts this step by up to three percent of the slots.
+The error was measured against stores (tests/conformance/test_miss_ratio.py). It is at most two
+points at every size that has room for two calls or more. In a smaller cache the result depends on
+the store's slot numbers and on the order of a call's keys, and the prediction may be five points
+off. If calls loop over keys, the curve has a step at the size at which the loop begins to fit. A
+sample of a seventh of the keys shifts this step by up to three percent of the slots.
 
 **Counted**: without a trace, a key's n accesses are assumed to be anywhere among the N counted
-accesses, independently of each other (the independent reference model). A row stays in an LRU cache
-of C slots for a characteristic time T (Che, Tung and Wang, 2002): until C keys were used, that is
+accesses, independently of each other (the independent reference model). After a use, a row stays in
+an LRU cache of C slots for a characteristic time T (Che, Tung and Wang, 2002), in which C keys are
+used:
 
     C = sum over keys of 1 - (1 - T/N)^n        hits = sum of (n - 1) * (1 - (1 - T/N)^n)
 
 because each of the n - 1 gaps between n random points of an interval is below T with that
 probability. The form for a finite interval has two advantages over the usual form with e^(-nT/N):
 it counts first uses as misses, and it does not expect a key that was seen once to be used again.
-LFU and rank are assumed to hold the C most accessed keys, from their first use on. No cache without
-knowledge of the future can do better, so real caches hit less.
+LFU and rank are assumed to hold the C most accessed keys, from the first use of each key on. No
+cache without knowledge of the future can do better, so real caches have fewer hits.
 
 Hits by unique key depend on the number of accesses per call, which counts do not include. The
-caller may give it (`accesses_per_call`); otherwise these hit rates are NaN.
+caller can pass this number (`accesses_per_call`); otherwise these hit rates are NaN.
 """
 
 from collections.abc import Sequence
@@ -71,7 +73,7 @@ class HitRates:
     """"recorded": calls were simulated. "counted": estimated from counts alone."""
 
     def at(self, slots: NDArray[np.int64]) -> "HitRates":
-        """Return the hit rates of some of the sizes; sizes are ascending."""
+        """Return the hit rates of some of the sizes, which are ascending."""
         places = np.searchsorted(self.slots, slots)
         return HitRates(slots, self.by_access[places], self.by_unique[places], self.method)
 
@@ -85,13 +87,14 @@ class LookaheadTraffic:
     unique_rows: float
     """Unique rows of a step, on average."""
     fetched_rows: Floats
-    """(s,) the average number of a step's rows that are not in the cache when it is planned."""
+    """(s,) the average number of a step's rows that are not in the cache when the step is
+    planned."""
     working_sets: Floats
-    """(calls,) rows that 1, 2, ... consecutive steps use together, on average."""
+    """(calls,) the average number of rows that 1, 2, ... consecutive steps use together."""
 
     def working_set(self, steps: int) -> float:
-        """Return the number of rows that `steps` consecutive steps use together: a cache for all of
-        them needs as many slots."""
+        """Return the number of rows that `steps` consecutive steps use together. This is the number
+        of slots that a cache for all these steps needs."""
         recorded = len(self.working_sets)
         check(1 <= steps <= recorded, f"steps from 1 to the {recorded} recorded", steps)
         return float(self.working_sets[steps - 1])
@@ -111,14 +114,14 @@ def hit_rates(
     Parameters
     ----------
     slots : (s,) integers >= 1, in any order
-    policy : "lru", "lfu", or "rank", by this profile's counts
+    policy : "lru", "lfu" or "rank"; ranks are by the counts of this profile
     warm_up : the share of slots that the most accessed rows fill before the first call
     tables : the tables that share the cache. None: all tables of the profile
-    accesses_per_call : for hits by unique key if there is no trace
+    accesses_per_call : needed for hits by unique key if the profile has no trace
 
     Raises
     ------
-    InvalidArgumentError : an argument has another form; or no access was recorded or counted.
+    InvalidArgumentError : an argument is invalid; or no access was recorded or counted.
     """
     sizes = _checked_slots(slots)
     evicting = policy_of(policy)
@@ -135,7 +138,7 @@ def hit_rates(
             per_call = float(accesses_per_call)
         predict = _top if evicting.has_counts else _che
         hits, totals = predict(_Counts.of(profile, names), sizes, warm_up, per_call)
-    # A correction may have made hits too many or too few, so shares are clipped.
+    # The correction may have made the number of hits too large or too small, so shares are clipped.
     by_access, by_unique = (
         np.clip(found / total, 0.0, 1.0) if total else np.zeros(len(found))
         for found, total in zip(hits, totals, strict=True)
@@ -146,14 +149,16 @@ def hit_rates(
 def lookahead_traffic(
     profile: Profile, slots: ArrayLike, policy: str, tables: Sequence[str] | None = None
 ) -> LookaheadTraffic:
-    """Return the rows that each step of training with look-ahead fetches, and needs room for.
+    """Return the numbers of rows that the steps of training with look-ahead fetch and need room
+    for.
 
     Every row of a step is in the cache when the step is trained, at any cache size; a larger cache
-    only saves fetches. `policy` decides on rows that no announced step uses.
+    only saves fetches. `policy` decides which rows to evict among those that no announced step
+    uses.
 
     Raises
     ------
-    InvalidArgumentError : the errors of `hit_rates`; or the profile has no trace.
+    InvalidArgumentError : as for `hit_rates`; or the profile has no trace.
     """
     trace = profile.trace
     if trace is None or not len(trace.keys):
@@ -176,7 +181,7 @@ def _recorded(
     policy: Policy,
     warm_up: float,
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return hits, and the totals of accesses and unique keys to divide them by."""
+    """Return the hits, and the totals of accesses and unique keys by which hits are divided."""
     recorded = recording(profile, trace, tables, with_warm_order=warm_up > 0)
     if policy.has_counts:
         by_access, by_unique = scored_hits(recorded, slots, policy, warm_up)
@@ -189,7 +194,8 @@ def _recorded(
 
 
 def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[float, float]:
-    """Return the accesses and unique keys of the trace; for only some tables, an estimate."""
+    """Return the numbers of accesses and unique keys of the trace; estimates if only some of its
+    tables are wanted."""
     if set(trace.tables) <= set(tables):
         return float(trace.access_total), float(trace.unique_total)
     return recorded.access_sum, recorded.unique_sum
@@ -225,8 +231,8 @@ class _Counts:
         return found
 
     def unique(self, per_call: float) -> Floats:
-        """Return the number of calls that contain each key, if calls have `per_call` random
-        accesses."""
+        """Return, for each group of keys, the number of calls that contain a key, if calls have
+        `per_call` random accesses."""
         share = min(per_call / self.total, 1.0)
         return (1 - (1 - share) ** self.accesses) / share
 
@@ -234,7 +240,8 @@ class _Counts:
 def _top(
     counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return the hits of a cache of the top keys, and the totals to divide them by."""
+    """Return the hits of caches of the most accessed keys, and the totals by which hits are
+    divided."""
     unique, sizes = counts.unique(per_call), slots.astype(np.float64)
     warmed = counts.of_top(np.ones(len(unique)), warm_up * sizes)
     by_access = counts.of_top(counts.accesses - 1, sizes) + warmed
@@ -245,7 +252,7 @@ def _top(
 def _che(
     counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return the hits of LRU caches, and the totals to divide them by."""
+    """Return the hits of LRU caches, and the totals by which hits are divided."""
     n, unique = counts.accesses, counts.unique(per_call)
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
     for i, size in enumerate(slots):
@@ -269,11 +276,13 @@ def _characteristic(counts: _Counts, size: float) -> float:
 
 
 def _unique_hits(n: Floats, window: float, call: float) -> Floats:
-    """Return the number of calls that find each key of n accesses in a window before them.
+    """Return, for each key of n accesses, the number of calls that find the key in a window before
+    them.
 
-    All lengths are shares of the whole trace; `window` / `call` of its calls begin too early for a
-    whole window. A key is both in the call and in the window with the probability 1 - (1 - call)^n
-    - (1 - window)^n + (1 - call - window)^n. Here this probability is summed over the calls.
+    All lengths are shares of the whole trace; the first `window` / `call` calls begin too early for
+    a whole window. The probability that a key is both in the call and in the window is 1 - (1 -
+    call)^n - (1 - window)^n + (1 - call - window)^n. This function sums the probability over the
+    calls.
     """
 
     def without(length: float, power: Floats = n) -> Floats:

@@ -1,29 +1,32 @@
-"""Simulates recorded calls against caches of keys, to find how often they would have hit.
+"""Simulates recorded calls against caches of keys, to find how many accesses would have been hits.
 
-A trace contains the accesses to a random part of the keys, the share `rate` of all keys. A cache of
-`slots * rate` slots that gets only these accesses behaves like the whole cache with all keys,
-except for chance (SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017).
+A trace contains the accesses to a random part of the keys, the share `rate` of all keys. Apart from
+chance, a cache of `slots * rate` slots that gets only these accesses behaves like a cache of
+`slots` slots that gets all accesses (SHARDS: Waldspurger et al., FAST 2015; "miniature simulation":
+USENIX ATC 2017).
 
 **LRU** is simulated for all sizes at once, by stack distances (Mattson et al., 1970). A cache of
-any size contains the rows that were used last. So a key hits if fewer rows than there are slots
-were used since its last use. The rows of one call are equal in that order, and the store's slot
-numbers decide between them. So if a cache's size ends among the rows of one call, each of these
-rows is in the cache with the same probability.
+any size contains the rows that were used last. Therefore an access to a key is a hit if the number
+of rows used since the key's last use is less than the number of slots. The rows of one call are
+equal in the order of use, and the store's slot numbers decide which of them are evicted. So if only
+some of the rows of one call fit in a cache, each of these rows is in the cache with the same
+probability.
 
 **LFU** and **rank** are simulated call by call, at each size, with the scores of the store
 (embstore/cache/policies.py, scores.py). LFU's counts age, and a new row takes over the count of the
 next victim. The rank policy has levels of profiled counts.
 
-**Weights.** By chance the sample has too many or too few hot keys, and never exactly its share of
-each table. The profile has counts of all keys, so it shows the sample's deviation. A **stratum**
-contains the keys of one table with about the same count. Each sampled key represents (all keys /
-sampled keys) of its stratum, both in the slots that it takes and in its hits, and its accesses
-represent the accesses of the whole stratum (post-stratification). If a fifth of 80,000 keys is
-recorded, this reduces errors of up to 3.5 points to 0.5 at most. A stratum has `_STRATUM_KEYS` keys
-of the sample or more. A key that is in no profile represents 1 / rate keys.
+**Weights.** By chance the sample has too many or too few hot keys, and too large or too small a
+share of each table. The profile has counts of all keys, so it shows the deviation of the sample. A
+**stratum** contains the keys of one table with about the same count. Each sampled key represents
+(all keys / sampled keys) keys of its stratum, both in the slots that it takes and in its hits. Its
+accesses represent the accesses of the whole stratum (post-stratification). If a fifth of 80,000
+keys is recorded, this reduces errors of up to 3.5 points to 0.5 at most. A stratum has at least
+`_STRATUM_KEYS` sampled keys. A key that is in no profile represents 1 / rate keys.
 
-A row counts as missed at its first use, unless a warm-up has loaded it. So a recording of a cache
-that has long been warm understates its hits, by the rows that were resident.
+A row counts as missed at its first use, unless a warm-up has loaded it. So for a recording of a
+cache that has long been warm, the simulation understates the hits, by the first uses of rows that
+were resident.
 """
 
 from collections.abc import Sequence
@@ -54,12 +57,12 @@ _SCATTER = np.uint64(0x9E3779B97F4A7C15)
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Hits = tuple[Floats, Floats]
-"""For each size, the hits by access and by unique key: estimates for all keys."""
+"""For each size, the hits by access and the hits by unique key, estimated for all keys."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The events of a trace, by call. Ids stand for their keys, and for keys of a warm-up."""
+    """The events of a trace, by call. Ids stand for the keys of the events and of a warm-up."""
 
     bounds: Int64s
     """(calls + 1,) the bounds of each call's events."""
@@ -70,7 +73,8 @@ class Recording:
     weights: Int64s
     """(k,) the number of keys that each id represents, in units of 1 / _ONE."""
     counts: Floats
-    """(k,) profiled accesses, 0 for keys that are in no profile; a partial count is scaled up."""
+    """(k,) the profiled accesses of each id, 0 for keys that are in no profile; partial counts are
+    scaled up."""
     counted: float
     """Profiled accesses of all keys, including keys outside the sample."""
     warm_order: Int64s
@@ -108,7 +112,7 @@ class _Sampled(NamedTuple):
 
 
 def _sampled(table: TableProfile, rate: float) -> _Sampled:
-    """Return the sampled keys of one table."""
+    """Return the sampled profiled keys of one table."""
     limit = spatial_limit(rate)
     is_in = np.zeros(len(table.keys), np.bool_)
     if limit >= 0:
@@ -152,8 +156,9 @@ def _row_numbers(places: Int64s, keys: Keys) -> Int64s:
 def recording(
     profile: Profile, trace: Trace, tables: Sequence[str], *, with_warm_order: bool
 ) -> Recording:
-    """Return the events of `tables`. Ids are in the order of a hash. (The lower of two ids with
-    equal scores is evicted first, and lower keys are often hotter ones.)"""
+    """Return the events of `tables`. Ids are numbered in the order of a hash of the keys. If ids
+    followed the order of the keys, hot rows would be evicted too early: of equal scores, the lower
+    id is evicted first, and lower keys are often hotter."""
     wanted = [tables.index(name) if name in tables else -1 for name in trace.tables]
     place = np.array(wanted, np.int64)[trace.table]
     is_in = place >= 0
@@ -168,7 +173,7 @@ def recording(
         np.concatenate([place[is_in], of_parts]),
         np.concatenate([trace.keys[is_in], sampled.keys]),
     )
-    rows, sampled_rows = numbers[:events], numbers[events:]  # the last one: unknown
+    rows, sampled_rows = numbers[:events], numbers[events:]  # the last row stands for unknown keys
     warm = rows[:0]
     if with_warm_order:
         warm = sampled_rows[np.argsort(-sampled.counts[:-1], kind="stable")]
@@ -202,25 +207,29 @@ def lru_hits(recorded: Recording, slots: Int64s, warm_up: float) -> Hits:
     warm_ends[recorded.warm_order] = np.cumsum(recorded.weights[recorded.warm_order])
     first_ends = warm_ends[recorded.ids[first]]
     ends = np.concatenate([[0], np.cumsum(weights)])[recorded.bounds]
-    call_sums = np.repeat(np.diff(ends), np.diff(recorded.bounds))  # per event: its whole call
+    call_sums = np.repeat(
+        np.diff(ends), np.diff(recorded.bounds)
+    )  # per event: its whole call's weight
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
     for i, size in enumerate(slots.tolist()):
         chances = np.clip((size * _ONE - ahead) / width, 0, 1)
         chances[first[first_ends > warm_up * size * _ONE]] = 0
-        # A larger call is done in parts; only the first part finds the rows that were resident.
+        # A call larger than the cache is executed in parts; only its first part finds the rows that
+        # were resident.
         chances *= np.minimum(1, size * _ONE / call_sums)
         by_access[i], by_unique[i] = chances @ recorded.accesses, chances @ weights
     return by_access / _ONE, by_unique / _ONE
 
 
 def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return three arrays: the events that are the first use of their key; for each event the
-    weight of the keys that were certainly used after its key; and the weight of the keys among
-    which the place of its key is random.
+    """Return three arrays: the events that are the first use of their key; for each event, the
+    weight of the keys that were certainly used after the event's key; and the weight of the keys
+    among which the position of the event's key is random.
 
-    Warm-ups of all sizes are the same sequence of calls before the first call, from different calls
-    on, because rows are loaded by ascending count. So the whole warm-up is put before the first
-    call, and the rows that do not fit are determined by size.
+    A warm-up loads rows by ascending count before the first call. Therefore the warm-ups of all
+    sizes are one sequence of loads, which begins later for a smaller size. Therefore the whole
+    sequence is put before the first call, and the rows that do not fit are determined for each
+    size.
     """
     warm = recorded.warm_order[::-1]
     pieces = np.arange(0, len(warm), _WARM_PIECE)
@@ -231,7 +240,7 @@ def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, I
     stack_depths(bounds, ids, recorded.weights, last, above, since)
     _, first = np.unique(recorded.ids, return_index=True)
     ahead, tied = above[len(warm) :], since[len(warm) :]
-    return first, ahead, np.maximum(tied - weights, 0) + _ONE  # the other keys, and the key itself
+    return first, ahead, np.maximum(tied - weights, 0) + _ONE  # other keys, and the key itself
 
 
 def scored_hits(recorded: Recording, slots: Int64s, policy: Policy, warm_up: float) -> Hits:
@@ -258,12 +267,11 @@ def scored_hits(recorded: Recording, slots: Int64s, policy: Policy, warm_up: flo
 
 
 def working_sets(recorded: Recording) -> Floats:
-    """Return the number of keys that 1, 2, ... consecutive calls use together, (calls,), on
-    average.
+    """Return the average number of keys that 1, 2, ... consecutive calls use together, (calls,).
 
-    It is exact over all windows: r consecutive calls without a key contain r - n + 1 windows of n
-    calls that lack the key (Xiang et al., "Linear-time modeling of program working set", PACT
-    2011).
+    The average is exact, over all windows: r consecutive calls without a key contain r - n + 1
+    windows of n calls that lack the key (Xiang et al., "Linear-time modeling of program working
+    set", PACT 2011).
     """
     calls = recorded.calls
     order = np.argsort(recorded.ids, kind="stable")

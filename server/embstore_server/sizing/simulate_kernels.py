@@ -1,12 +1,12 @@
-"""The loops of cache simulations (simulate.py): recorded calls against caches that contain keys and
-no rows.
+"""The loops of cache simulations (simulate.py). Recorded calls are run against caches that contain
+keys but no rows.
 
 An **event** is one key in one call. The events of call c are [bounds[c], bounds[c + 1]). ids[i], in
 [0, k), is the key of event i; a call has each key at most once. A sampled key represents several
-keys: weights[id] of them, in any unit.
+keys: weights[id] keys, in any unit.
 
-stack_depths writes two values for every event i, of call c, whose key was used before, last by call
-b:
+For every event i of call c whose key was used before, last by call b, stack_depths writes two
+values:
 
     above[i]  = the weight of the keys that calls b + 1 to c - 1 used
     since[i] = the weight of the keys that call b is the last to have used, before call c; this key
@@ -15,11 +15,12 @@ b:
     or, if there is no b: above[i] = -1, since[i] = the weight of all keys used before call c
 
 simulate_scores computes the hits of a cache with room for a weight of `room`, with the scores
-`count << 40 | clock` of cache/scores.py. A call with more weight is done in parts. For each count a
-list links the resident keys in the order of clock, which is the order in which they are touched. So
-a touch, or the choice of a victim, takes a few steps at any cache size. Ageing merges two lists
-into one, by clock. Of equal scores the key that was touched first is evicted first; the store
-evicts the lower slot. Either choice is as good as a random one.
+`count << 40 | clock` of cache/scores.py. A call with more weight is executed in parts. For each
+count, a list links the resident keys in the order of clock, which is the order of their last
+touches. Therefore a touch, or the choice of a victim, takes a few steps at any cache size. Ageing
+merges the lists of two counts into one, by clock. Among keys of equal score, the key that was
+touched first is evicted; the store evicts the lower slot. Both choices are as good as a random
+choice.
 
 Host memory only: no device has a twin of these kernels.
 """
@@ -65,14 +66,14 @@ def stack_depths(
     bounds: Int64sIn,  # (calls + 1,)
     ids: Int64sIn,  # (e,)
     weights: Int64sIn,  # (k,), >= 1
-    last: Int64s,  # (k,), -1 each; afterwards the last call that used each key
+    last: Int64s,  # (k,), filled with -1; afterwards the last call that used each key
     above: Int64s,  # (e,)
     since: Int64s,  # (e,)
 ) -> None:
     """Write `above` and `since`."""
     calls = bounds.shape[0] - 1
-    uses = np.zeros(calls, np.int64)  # the weight of the keys whose last use is each call
-    tree = np.zeros(calls + 1, np.int64)  # sums over these (Fenwick 1994)
+    uses = np.zeros(calls, np.int64)  # for each call, the weight of the keys whose last use it is
+    tree = np.zeros(calls + 1, np.int64)  # sums over these weights (Fenwick 1994)
     used = 0
     for call in range(calls):
         low, high = bounds[call], bounds[call + 1]
@@ -123,7 +124,8 @@ def _remove(keys: Int64Rows, lists: Int64Rows, id: int) -> None:
 
 @building_block
 def _next_victim(keys: Int64Rows, lists: Int64Rows, least: int, clock: int) -> int:
-    """Return the key of lowest score that the current call did not touch, or -1."""
+    """Return the key with the lowest score among those that the current call did not touch, or
+    -1."""
     for count in range(least, LISTS):
         id = lists[count, _FIRST]
         if id >= 0 and keys[id, _CLOCK] != clock:
@@ -133,7 +135,7 @@ def _next_victim(keys: Int64Rows, lists: Int64Rows, least: int, clock: int) -> i
 
 @building_block
 def _least_from(lists: Int64Rows, least: int) -> int:
-    """Return the lowest count, at least `least`, of any resident key."""
+    """Return the lowest count of any resident key; no key has a count below `least`."""
     while least < LISTS - 1 and lists[least, _FIRST] < 0:
         least += 1
     return least
@@ -164,7 +166,7 @@ def _evict(
     while left < excess:
         least = _least_from(lists, least)
         id = _next_victim(keys, lists, least, clock)
-        if id < 0:  # one key has more weight than there is room
+        if id < 0:  # the weight of one key exceeds the room
             break
         _remove(keys, lists, id)
         keys[id, _COUNT] = -1
@@ -206,8 +208,8 @@ def simulate_scores(
     ids: Int64sIn,  # (e,)
     accesses: Int64sIn,  # (e,)
     weights: Int64sIn,  # (k,), >= 1
-    first_counts: Int64sIn,  # (k,), count of each key when it is admitted, at most COUNT_MAX
-    warm: Int64sIn,  # unique ids: the cache's initial keys, touched in this order; they fit
+    first_counts: Int64sIn,  # (k,), the count of each key when it is admitted, at most COUNT_MAX
+    warm: Int64sIn,  # unique ids of the cache's initial keys, which fit, in the order of touch
     room: Int,
     counting: Int,  # COUNT_UP, COUNT_KEEP or COUNT_NONE
     ageing: Int,  # the weight of touches after which all counts are halved; 0: never
@@ -223,7 +225,7 @@ def simulate_scores(
         resident += weights[warm[i]]
     touches = resident
     start, last = keys.ctypes.data, ids.shape[0] - 1
-    is_full = False  # after the first eviction, each new key has a victim
+    is_full = False  # after the first eviction, each new key evicts another
     least = 0  # no resident key has a lower count
     access_hits, event_hits = 0, 0
     low = 0

@@ -1,9 +1,9 @@
 """The bytes of rows and slots, and the sizes of a cache to predict.
 
-A slot takes its row (`embstore.layout`), its metadata and its share of the index. A pool also takes
-some staging memory, to read rows into (`embstore.cache.sizes`). The size computed here is the
-budget of a pool on the CPU, accurate to one slab. Level two of a GPU's cache has its rows in pinned
-memory of the host, and the other parts of its slots in the GPU's memory.
+A slot takes the memory of its row (`embstore.layout`), of its metadata and of its share of the
+index. A pool also takes staging memory, into which rows are read (`embstore.cache.sizes`). The size
+computed here is the budget of a pool on the CPU, accurate to one slab. Level two of a GPU's cache
+has its rows in pinned memory of the host, and the other parts of its slots in the GPU's memory.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _LEAST_SLOTS = 64
 _BETWEEN = 9
 _SLACK = 1e-6
 _ROUNDS = 8
-"""Each round reduces the error of the staging's part by a factor of 32; it converges much
-earlier."""
+"""Each round reduces the error of the staging memory's part by a factor of 32, so the result
+converges much earlier."""
 
 
 def layout_of_bytes(row_bytes: int) -> Layout:
@@ -44,14 +44,15 @@ def cache_bytes(layout: Layout, slots: int) -> int:
 def level_bytes(
     layout: Layout, slots: NDArray[np.int64], below: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the cache_bytes, (s,), for numbers of slots and of rows in level two, `below`."""
+    """Return the cache_bytes, (s,), for numbers of slots, and for the numbers of rows in level two,
+    `below`."""
     counts = zip(slots.tolist(), below.tolist(), strict=True)
     found = [cache_bytes(layout, count) + host_key_bytes(more) for count, more in counts]
     return np.maximum.accumulate(np.array(found, np.int64))
 
 
 def host_rows(row_bytes: int, host_bytes: int, below: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many rows of `below` fit in level two.
+    """Return the number of rows of `below` that fit in level two.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def host_rows(row_bytes: int, host_bytes: int, below: NDArray[np.int64]) -> NDAr
 
 
 def host_key_bytes(rows: int) -> int:
-    """Return the bytes of a GPU's cache_bytes that the keys, scores, flags and index of level two's
+    """Return the part of a GPU's cache_bytes that the keys, scores, flags and index of level two's
     rows take, for any row size."""
     memory = CpuDevice(threads=1).memory
     return rows * memory.slot_bytes(1, 0) + memory.index_bytes(rows) if rows else 0
@@ -71,7 +72,8 @@ def host_key_bytes(rows: int) -> int:
 def looked_at(rows: int) -> NDArray[np.int64]:
     """Return numbers of slots from a ten-thousandth of `rows` to all of them, in steps 1, 2, 3, 5.
 
-    No number is below _LEAST_SLOTS: a slab has about as many slots, and no cache is smaller.
+    No number is below _LEAST_SLOTS, which is about the number of slots in a slab: no cache is
+    smaller.
     """
     decades = _LEAST_SHARE * 10.0 ** np.arange(_DECADES)
     slots = np.rint(rows * np.outer(decades, _STEPS)).astype(np.int64).ravel()
@@ -81,12 +83,13 @@ def looked_at(rows: int) -> NDArray[np.int64]:
 def between(
     target: float, slots: Sequence[int], rates: Sequence[float]
 ) -> NDArray[np.int64] | None:
-    """Return closer sizes around the smallest size whose hit rate reaches `target`.
+    """Return sizes at closer intervals, around the smallest given size whose hit rate reaches
+    `target`.
 
     Parameters
     ----------
-    slots, rates : ascending sizes, and the hit rate of each. If no rate reaches the target, the
-        result is None
+    slots, rates : ascending sizes, and the hit rate of each size. If no rate reaches the target,
+        the result is None
     """
     reached = np.flatnonzero(np.asarray(rates) >= target)
     if not len(reached):
@@ -97,7 +100,8 @@ def between(
 
 
 def slots_for(target: float, slots: Sequence[int], rates: Sequence[float]) -> int:
-    """Return the fewest slots whose hit rate reaches `target`, which the last of `rates` does.
+    """Return the smallest number of slots whose hit rate reaches `target`; the last of `rates` must
+    reach it.
 
     Between two given sizes, the rate is assumed to rise evenly with the logarithm of the size.
     """

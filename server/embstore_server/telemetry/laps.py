@@ -5,11 +5,12 @@ from typing import NamedTuple
 from embstore.stages import StageSeconds
 
 LAPS_MAX = 64
-"""Most laps per call; a call with more rows than the cache has laps for each part of its rows."""
+"""The largest number of laps per call. A call with more rows than fit in the cache has laps for
+each part of its rows."""
 
 
 class Lap(NamedTuple):
-    """A stretch of a call's time, in monotonic seconds."""
+    """An interval of a call's time, in monotonic seconds."""
 
     stage: str
     began: float
@@ -18,7 +19,7 @@ class Lap(NamedTuple):
 
 
 class LapTimes(StageSeconds):
-    """Seconds by stage, which are added up; and the first LAPS_MAX laps.
+    """The sum of the seconds of each stage, and the first LAPS_MAX laps.
 
     One thread at a time can add laps; other threads can read.
     """

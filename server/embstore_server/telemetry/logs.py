@@ -3,19 +3,21 @@
     2026-01-31T09:30:00.123Z INFO  ready listen=127.0.0.1:50051 store_id=4f...
     {"time": "2026-01-31T09:30:00.123Z", "level": "info", "event": "ready", "listen": ...}
 
-An **event** is a short fixed name and fields; keys and rows are never among them. Records of
-uvicorn, grpc, asyncio and warnings take the same form: the logger's name is the event, and its text
-is the field `message`.
+An **event** is a short fixed name with fields, which never contain keys or rows. Records of
+uvicorn, grpc, asyncio and warnings get the same form: the logger's name is the event, and the
+record's text is the field `message`.
 
-Some fields come from a caller (a label, a request id). A caller must not be able to write a line of
-its own, or a terminal's control sequence. Therefore every character that is not printable is
-escaped, and a plain value with spaces, quotes or `=` is quoted, so that a line always splits into
-its fields. A traceback follows a plain line, indented, where no event can begin.
+Some fields are sent by a caller (a label, a request id). A caller must not be able to write a line
+of its own, or a terminal's control sequence. Therefore every character that is not printable is
+escaped. In plain lines, a value with spaces, quotes or `=` is quoted, so that a line always splits
+into its fields. A traceback follows its plain line, and is indented; no event begins with an
+indentation.
 
-A message that a library repeats is logged once a minute, with its count. Otherwise a client that
-sends garbage to a port could fill the disk. Events caused by callers without a right are limited in
-the same way. Within a minute there are at most _KINDS_MAX kinds of such messages, and one kind for
-all further messages: a caller that varies names and addresses writes no more lines.
+A message that a library repeats is logged once a minute, with the number of repetitions. Otherwise
+a client that sends garbage to a port could fill the disk. Events caused by callers without a right
+are limited in the same way. Within a minute there are at most _KINDS_MAX kinds of such messages,
+and one kind for all further messages. A caller that varies names and addresses cannot cause more
+lines.
 """
 
 import json
@@ -31,13 +33,13 @@ from embstore_server.setup.settings import Settings
 
 REPEAT_S = 60.0
 _ALIKE_CHARACTERS = 200
-"""Number of leading characters that are compared: two messages of a library that agree are
-alike."""
+"""The number of leading characters that are compared: two messages of a library are alike if these
+characters agree."""
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
-"""Numbers and addresses: two messages that differ only by them are alike."""
+"""Numbers and addresses: two messages that differ only in them are alike."""
 _KINDS_MAX = 1000
 _OTHERS = ("others",)
-"""The kind of all further messages when a minute has its number of kinds."""
+"""The kind of all further messages once a minute has _KINDS_MAX kinds."""
 _FIELDS, _LIMITED_BY = "embstore_fields", "embstore_limited_by"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
 """Characters, apart from letters and digits, that a plain value contains without quotes."""
@@ -52,11 +54,11 @@ def event(
     limited_by: Sequence[str] = (),
     **fields: Any,
 ) -> None:
-    """Log an event, named by a few fixed words; varying values belong in `fields`. Any thread.
+    """Log an event. Its name is a few fixed words; values that vary belong in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of them; never keys or rows. Events with the
-    same name and the same `limited_by` (a few fixed words) are written once per REPEAT_S; the field
-    `left_out` contains the number of events that were not written.
+    `fields` are numbers, texts, None, or containers of such values; never keys or rows. Events with
+    the same name and the same `limited_by` (a few fixed words) are written once per REPEAT_S; the
+    field `left_out` contains the number of events that were not written.
     """
     extra = {_FIELDS: fields, _LIMITED_BY: tuple(limited_by)}
     logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
@@ -65,8 +67,8 @@ def event(
 def configure(settings: Settings) -> None:
     """Send all log records of this process to standard error, in one form.
 
-    This replaces any other configuration. uvicorn must run with `log_config=None`, or it replaces
-    this one.
+    This replaces any other configuration. uvicorn must run with `log_config=None`; otherwise it
+    replaces this configuration.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(RepeatFilter())
@@ -74,7 +76,8 @@ def configure(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    # Libraries log at "info" when they start and stop; our own events already contain that.
+    # Libraries log at "info" when they start and stop; the server's own events already contain
+    # these facts.
     root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
     logging.getLogger("embstore").setLevel(level)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "grpc", "asyncio"):
@@ -87,17 +90,20 @@ def configure(settings: Settings) -> None:
 class RepeatFilter(logging.Filter):
     """Lets each message of a library pass once in REPEAT_S.
 
-    The same holds for our own events with the same `limited_by`; our other events all pass.
+    Events of the server with the same `limited_by` are treated alike; all other events of the
+    server pass.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._said: dict[tuple[str, ...], _Said] = {}
-        """By kind; the kind that can be written again first comes first."""
+        """The suppressed messages by kind; the kind that can be written again first is the first
+        entry."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is written; add the number of suppressed records to it."""
+        """Return whether a record is written; add the number of suppressed records to a written
+        record."""
         key = _key(record)
         if not key:
             return True
@@ -125,7 +131,7 @@ class RepeatFilter(logging.Filter):
 
 
 def _key(record: logging.LogRecord) -> tuple[str, ...]:
-    """Return the key by which records are alike; () for a record that is always written."""
+    """Return the key that alike records share; () for a record that is always written."""
     if hasattr(record, _FIELDS):
         limited_by: tuple[str, ...] = getattr(record, _LIMITED_BY)
         return limited_by and (record.name, record.getMessage(), *limited_by)
@@ -137,7 +143,7 @@ def _key(record: logging.LogRecord) -> tuple[str, ...]:
 
 
 def _add_left_out(record: logging.LogRecord, count: int) -> None:
-    """Add to a record the number of like records that were not written."""
+    """Add the number of alike records that were not written to a record."""
     if hasattr(record, _FIELDS):
         setattr(record, _FIELDS, {**getattr(record, _FIELDS), "left_out": count})
     else:
@@ -165,7 +171,7 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """Lines of time, level, event, then name=value; a traceback follows, indented."""
+    """Lines of time, level, event, and then name=value; an indented traceback can follow."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, and the lines of its traceback."""

@@ -1,10 +1,10 @@
 """Prometheus: counters and histograms of calls, by verb.
 
-`Metrics` counts every call as `VerbStats` declares. The seconds of a call are measured by its
-listener, from its first byte to its answer.
+`Metrics` counts every call as `VerbStats` declares. The transport measures the seconds of a call,
+from the first byte of the call to its answer.
 
-Buckets follow the 1-2-5 series from 100 us to 60 s. A bucket is at most 2.5 times its lower bound
-(3 times for the last bucket), and a quantile is at worst wrong by this factor.
+Buckets follow the 1-2-5 series from 100 us to 60 s. The upper bound of a bucket is at most 2.5
+times its lower bound (3 times for the last bucket), so a quantile is wrong by this factor at most.
 """
 
 from bisect import bisect_left
@@ -27,24 +27,25 @@ BOUNDS: tuple[float, ...] = (
     *(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0),
 )
-"""Upper bounds in seconds, each inside its bucket; one more bucket is for longer times."""
+"""The buckets' upper bounds in seconds, inclusive; one more bucket is for longer times."""
 _PERCENT = (50, 95, 99)
 
 
 class Metrics:
-    """The stats of calls, a Prometheus collector. Counted on the event loop; read on any thread.
+    """The stats of calls; a Prometheus collector. The event loop counts; any thread can read.
 
-    The class counts by itself, because Prometheus's counters take a lock for each number, which
-    slows a call of one key. Here a number is only added up, and becomes a sample at a scrape. Data
-    that other threads read meanwhile has a fixed form, except names, which are copied.
+    The class has counters of its own, because Prometheus's counters take a lock for each number,
+    which slows a call of one key. Here a number is only added up, and becomes a sample at a scrape.
+    The data that other threads read concurrently never change their form, except names, which are
+    copied.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.slow_calls = SlowCalls()
         self.traces: Traces | None = None
-        """The traces to which calls are added as spans; None: there are none. Set before the first
-        call."""
+        """The traces to which calls are added as spans; None: there are no traces. Set before the
+        first call."""
         self._verbs: dict[str, _VerbCounts] = {}
         self.registry.register(self)
 
@@ -61,8 +62,9 @@ class Metrics:
     ) -> None:
         """Count one answered call; `run_s` is 0.0 if the call did not reach the engine thread.
 
-        `verb` and `code` become labels, so they belong to fixed sets: a method of the .proto file
-        (REST uses the method with the same meaning), and the name of a gRPC status.
+        `verb` and `code` become labels, so their values are from fixed sets. A verb is a method of
+        the .proto file (REST uses the method with the same meaning); a code is the name of a gRPC
+        status.
         """
         counts = self._verbs.get(verb)
         if counts is None:
@@ -80,8 +82,8 @@ class Metrics:
         return {verb: counts.document() for verb, counts in sorted(self._verbs.copy().items())}
 
     def histograms(self) -> dict[str, dict[str, list[int]]]:
-        """Return the number of calls of each verb in each bucket of BOUNDS, and above. Any
-        thread."""
+        """Return the number of calls of each verb in each bucket of BOUNDS, and above the last
+        bound. Any thread."""
         return {verb: counts.histograms() for verb, counts in sorted(self._verbs.copy().items())}
 
     def collect(self) -> Iterator[Metric]:
@@ -157,8 +159,8 @@ class _VerbCounts:
 def _quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:
     """Return the quantile `share` of all seconds, interpolated linearly inside a bucket.
 
-    It is computed like Prometheus's histogram_quantile, so that a panel and REST agree. A quantile
-    above the last bound is reported as that bound.
+    The quantile is computed like Prometheus's histogram_quantile, so that a panel and REST agree.
+    If it is above the last bound, that bound is returned.
     """
     *bounded, (_, count) = cumulative
     rank, below, lower = share * count, 0.0, 0.0

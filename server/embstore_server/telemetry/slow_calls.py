@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """The latest slow calls, for REST and the page; the log contains all slow calls.
 
-A call is slow if it takes as long as the setting slow_call_ms. The latest SLOW_CALLS_KEPT are kept
-in memory; labels and ids from callers are truncated, as everywhere.
+A call is slow if it takes at least as long as the setting slow_call_ms. The latest SLOW_CALLS_KEPT
+slow calls are kept in memory; labels and ids from callers are truncated, as everywhere.
 """
 
 from collections import deque
@@ -48,7 +48,7 @@ class SlowCalls:
         self._kept: deque[SlowCall] = deque(maxlen=SLOW_CALLS_KEPT)
 
     def add(self, call: SlowCall) -> None:
-        """Keep a call; the oldest one is dropped."""
+        """Keep a call; if there are too many, drop the oldest call."""
         self._kept.append(call)
 
     def latest(self) -> list[SlowCall]:

@@ -1,4 +1,5 @@
-"""Calls as spans of OpenTelemetry, sent to a collector; all code for OpenTelemetry is here.
+"""Sends calls as spans of OpenTelemetry to a collector. This module contains all code for
+OpenTelemetry.
 
 The environment decides, as usual with OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT or
 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT contains a collector's address, and the SDK reads the other
@@ -8,18 +9,18 @@ imported.
 A call is a span, and its stages are child spans with their own times (timed_calls.py):
 
     embstore.v1.Embstore/Lookup      its parent is the span of the client, by `traceparent`
-        queue                        it waited for the engine
+        queue                        the call waited for the engine
         engine
             probe, read, insert...   stages, as for slow calls
         durable, ranks, step, thread
 
-**Nothing waits for a collector.** The event loop only puts a call that has ended into a queue. A
-thread makes the spans, asks the sampler, and sends them, one batch at a time. While a collector
-does not answer, the queue fills up; calls that find it full are dropped, and counted. At the end
-the thread has LAST_S to send the remaining spans.
+**No call waits for a collector.** The event loop only puts a call that has ended into a queue. A
+thread makes the spans, asks the sampler, and sends the spans, one batch at a time. If a collector
+does not answer, the queue fills up; calls that find the queue full are dropped, and counted. When
+the server ends, the thread has LAST_S to send the remaining spans.
 
-The provider of spans is our own, and not the process's provider, which FastAPI uses for spans of
-its own.
+This module has a provider of spans of its own. FastAPI uses the provider of the process, for spans
+of its own.
 """
 
 import logging
@@ -34,7 +35,7 @@ from uuid import uuid4
 from embstore.version import __version__, pip_install
 from embstore_server.telemetry.logs import event
 
-if TYPE_CHECKING:  # `embstore doctor` asks this module, too, where there is no Numba
+if TYPE_CHECKING:  # `embstore doctor` imports this module even without Numba
     from embstore_server.telemetry.laps import Lap
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -43,11 +44,12 @@ _PROTOCOL = "http/protobuf"
 PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 QUEUE_CALLS_MAX = 4096
-"""The calls of a busy server in some seconds; they take a few MiB."""
+"""The largest number of queued calls: those of a busy server in some seconds. They take a few
+MiB."""
 EVERY_S = 1.0
 _BATCH_SPANS = 512
 LAST_S = 2.0
-"""Seconds to send the last spans; a collector that answers takes less."""
+"""Seconds to send the last spans; a collector that answers takes less time."""
 
 _OF_THE_SERVER = {"UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 """Codes that are errors of the server, by OpenTelemetry's conventions; other codes are the
@@ -55,7 +57,7 @@ caller's."""
 
 
 def variable_of(environ: Mapping[str, str]) -> str:
-    """Return the variable that requests traces; empty if none does."""
+    """Return the environment variable that requests traces; empty if there is none."""
     is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if is_off or environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none":
         return ""
@@ -63,8 +65,8 @@ def variable_of(environ: Mapping[str, str]) -> str:
 
 
 def protocol_problem(environ: Mapping[str, str]) -> str:
-    """Return why the protocol in the environment cannot be used with a collector; empty if it
-    can."""
+    """Return the reason why the protocol in the environment cannot be used with a collector; empty
+    if it can be used."""
     name = next((name for name in _PROTOCOLS if environ.get(name)), "")
     if name and environ[name] != _PROTOCOL:
         return f"expected {name} to be {_PROTOCOL} (port 4318 as a rule), found {environ[name]!r}"
@@ -72,9 +74,10 @@ def protocol_problem(environ: Mapping[str, str]) -> str:
 
 
 def begun(environ: Mapping[str, str]) -> "Traces | None":
-    """Return the traces that the environment requests; None: it requests none, or they fail.
+    """Return the traces that the environment requests. None: it requests no traces, or making them
+    failed.
 
-    In the second case the log contains the reason. A missing collector does not keep the server
+    After a failure the log contains the reason. A missing collector does not prevent the server
     from serving.
     """
     variable = variable_of(environ)
@@ -88,7 +91,7 @@ def begun(environ: Mapping[str, str]) -> "Traces | None":
             traces = Traces(OTLPSpanExporter())
         except ModuleNotFoundError as exc:
             problem = f"{exc.name} is not installed: {pip_install('otel')}"
-        except Exception as exc:  # any error in the variables that it read
+        except Exception as exc:  # the variables that the SDK reads can cause any error
             problem = str(exc) or type(exc).__name__
     if problem:
         event(logging.WARNING, "no traces", asked_by=variable, reason=problem)
@@ -114,7 +117,7 @@ class _Call(NamedTuple):
 
     verb: str
     code: str
-    began: float  # monotonic seconds, as all times here
+    began: float  # monotonic seconds, as all times in this module
     ended: float
     traceparent: str
     laps: "tuple[Lap, ...]"
@@ -122,7 +125,7 @@ class _Call(NamedTuple):
 
 
 def _span_count(laps: "Sequence[Lap]") -> int:
-    """Return the number of spans of a call with these laps."""
+    """Return the number of spans that a call with these laps has."""
     return 1 + len(laps) + sum(len(lap.parts) for lap in laps)
 
 
@@ -166,7 +169,7 @@ class Traces:
         self._thread.start()
 
     def ended(self, caller: TimedCall, code: str) -> None:
-        """Queue a call that was answered with `code` for sending. Event loop only."""
+        """Queue a call for sending; the call was answered with `code`. Event loop only."""
         if len(self._ended) >= self._queue_calls_max:
             self.spans["dropped"] += _span_count(caller.laps)
             return
@@ -206,7 +209,7 @@ class Traces:
             while self._ended:
                 try:
                     self._export(self._batch())
-                except Exception as exc:  # any error: the next batch may succeed
+                except Exception as exc:  # after any error, the next batch may still succeed
                     event(logging.WARNING, "traces not made", reason=str(exc) or type(exc).__name__)
 
     def _taken(self) -> Iterator[_Call]:
@@ -225,7 +228,7 @@ class Traces:
         return spans
 
     def _export(self, spans: list[Any]) -> None:
-        if not spans:  # none was sampled
+        if not spans:  # no call was sampled
             return
         self._sending, outcome = len(spans), "failed"
         try:

@@ -21,8 +21,8 @@ class LatencyStats:
 class VerbStats:
     """The calls of one verb since the process began; metrics.py counts them.
 
-    Sizes are sizes of messages, without headers of the transport. Waiting and engine time include
-    only calls that reached the engine: zeros of other calls would hide their times.
+    Sizes are those of messages, without headers of the transport. Waiting and engine time include
+    only calls that reached the engine; zeros for other calls would hide these times.
     """
 
     codes: dict[str, int] = counter("Calls answered, by gRPC status.", metric="calls", label="code")

@@ -1,12 +1,13 @@
 """`embstore bench`: a quick load against a running server.
 
-It creates a temporary table. It looks up and updates batches of Zipf keys there, one call at a
-time. It drops the table at the end, even if a signal ends the command. Its times are those of one
-trainer on this machine, network included. `make bench` measures against other systems.
+The command creates a temporary table, and looks up and updates batches of Zipf keys in it, one call
+at a time. It drops the table at the end, even if a signal ends the command. The measured times are
+those of one trainer on this machine, network included. `make bench` compares embstore with other
+systems.
 
-The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows), drawn by the
-inverse of the cumulative probabilities; ranks are keys, because the cache does not depend on which
-keys are hot.
+The key of rank r (1 is the hottest) has the probability r**-s / sum(k**-s, k = 1..rows), and is
+drawn by the inverse of the cumulative probabilities. Ranks serve as keys, because it does not
+matter to the cache which keys are hot.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +38,8 @@ _WARM_UP_CALLS = 5
 _LEARNING_RATE = 0.01
 _KEYS_BYTES = 8
 _DROP_S = 10.0
-"""Most seconds to wait for the drop, because no signal ends the command during it."""
+"""The most seconds to wait for the drop of the table; no signal ends the command during this
+wait."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ def bench(
 
 @contextmanager
 def _table(store: "Store", load: Load) -> Iterator["Table"]:
-    """Create the load's table, and drop it at the end. It is also dropped after an error or a
-    signal, even one that comes before the server's answer."""
+    """Create the load's table, and drop it at the end. The table is also dropped after an error or
+    a signal, even if the signal arrives before the server's answer."""
     from embstore.config import RowWiseAdagrad, Uniform
 
     name = f"embstore-bench/{uuid4().hex}"
@@ -103,7 +105,7 @@ def _table(store: "Store", load: Load) -> Iterator["Table"]:
             try:
                 _drop(store, name)
             except TableNotFoundError:
-                pass  # it was not created
+                pass  # the table was not created
             except EmbstoreError as exc:
                 output.show_error(f"{name} may be left; drop it with `embstore table drop`: {exc}")
         raise
@@ -151,14 +153,14 @@ def _drawn(load: Load, rng: "Generator") -> Iterator["Keys"]:
 def _timed(
     call: Callable[["Keys"], Any], drawn: Iterator["Keys"], load: Load, advance: output.Advance
 ) -> dict[str, float]:
-    """Return the results of one kind of call. Bytes count keys and rows, including repeated
-    ones."""
+    """Return the results of one kind of call. Bytes are those of keys and rows, including repeated
+    keys and rows."""
     import numpy as np
 
     from embstore.layout import VALUE_BYTES
 
     times = []
-    for keys in islice(drawn, load.calls):  # drawn outside of the timed call
+    for keys in islice(drawn, load.calls):  # keys are drawn outside of the timed call
         begin = perf_counter()
         call(keys)
         times.append(perf_counter() - begin)

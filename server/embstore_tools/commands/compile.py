@@ -1,8 +1,8 @@
-"""`embstore compile`: compiles every kernel in advance, so that no first start of a server does
-(`arithmetic.cached`).
+"""`embstore compile`: compiles every kernel in advance, so that no first start of a server compiles
+any (`arithmetic.cached`).
 
-It takes about a minute of processor time, spread over all processors. If all kernels are compiled
-already, it takes no time.
+This takes about a minute of processor time, spread over all processors. If all kernels are already
+compiled, it takes no time.
 """
 
 import sys

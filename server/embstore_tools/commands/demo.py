@@ -40,7 +40,8 @@ _FLAGS = (
     ("keep", Path, "DIR", "Keep file, store and report here. Default: keep nothing."),
     ("report", Path, "FILE", "Write a report of the session. Default: run.html of --keep."),
 )
-"""Name, type, metavar and help. The defaults are in the demo, which the help does not load."""
+"""The name, type, metavar and help of each flag. The defaults are in the demo, which the help does
+not load."""
 _OF_SERVER = {"cache_bytes", "cache_share", "policy", "device"}
 _OF_JOB = {
     *("samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy", "framework"),
@@ -86,7 +87,7 @@ def demo(
     if sparse:
         _check_sparse(compare=compare, hotcold=hotcold, policy=given.get("policy"))
     _check_place(given.keys(), address, compare=compare, cluster=cluster)
-    import_module("embstore_server.host.app")  # a missing package of the server is an error here
+    import_module("embstore_server.host.app")  # fails if a package of the server is missing
     from embstore_tools import demo as demos
 
     if "report" in given:
@@ -115,7 +116,7 @@ def demo(
 
 
 def _check_sparse(*, compare: bool, hotcold: bool, policy: str | None) -> None:
-    """Refuse flags that need counts of accesses from before the training."""
+    """Refuse flags that need the counts of accesses to be known before the training."""
     if compare or hotcold or policy == "rank":
         counting = "--compare, --hotcold and --policy rank"
         raise InvalidArgumentError(

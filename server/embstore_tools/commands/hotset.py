@@ -84,8 +84,8 @@ def hotset(
 
 
 def layout(dim: int | None, optimizer: str | None, row_bytes: int | None) -> "Layout":
-    """Return the layout of rows that the flags describe, after checking that a table can have
-    it."""
+    """Return the layout of rows that the flags describe, after checking that a table can have this
+    layout."""
     from embstore.arrays import DIM_MAX
     from embstore.layout import Layout
     from embstore.profiles.hotset import ROW_BYTES_MAX

@@ -101,22 +101,23 @@ def _hashing(columns: Mapping[str, str], hashed: Mapping[str, int]) -> dict[str,
 
 
 def _sharing(hashed: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of rows of each table in which several ids may share a row."""
+    """Return the number of rows of each table whose ids may share rows."""
     from embstore.arrays import SPARSE_ROWS
 
     return {name: rows for name, rows in hashed.items() if rows != SPARSE_ROWS}
 
 
 def _of_hashed(facts: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Return a table's approximate number of ids, and the share of ids that share their row."""
+    """Return the approximate number of ids of a table, and the fraction of these ids that share
+    their row with another id."""
     share = facts.get("ids_sharing_a_row")
     return facts.get("ids"), None if share is None else f"{share:.2%}"
 
 
 @contextmanager
 def _mebibytes_read(total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of reading `total` bytes. Yield a function to call with the bytes of each
-    piece."""
+    """Show the progress of reading `total` bytes. Yield a function that is called with the bytes of
+    each piece."""
     read = 0
     with output.progress("MiB read", -(-total // _MIB)) as advance:
 
@@ -141,7 +142,7 @@ def _named(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _row_counts(flag: str, given: Sequence[str] | None) -> dict[str, int]:
-    """Return the rows of each table, as `Counting` takes them."""
+    """Return the number of rows of each table, in the form that `Counting` accepts."""
     from embstore.arrays import SPARSE_ROWS
 
     counts = pairs(flag, "NAME=N", given or ())

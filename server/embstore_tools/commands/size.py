@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from embstore_tools.profiling.plots import Plot
 
 _CALLS_OF_FEW = 20
-"""Number of calls into which few samples are cut; the first call is then 5 % of all accesses."""
+"""The number of calls into which samples are cut if there are few of them; the first call then has
+5 % of all accesses."""
 _STEPS = 16
-"""Number of steps that the demo announces."""
+"""The number of steps that the demo announces."""
 
 
 @needing("fast")
@@ -152,7 +153,7 @@ def _hit_rates(
 def _enough(
     profile: "Profile", rates: "HitRates", policy: str, warm_up: float, target: float
 ) -> int | None:
-    """Return the number of slots that reaches the target; None if no size does."""
+    """Return the number of slots that reaches the target; None if no size reaches it."""
     from embstore_server.sizing.prediction import hit_rates
     from embstore_server.sizing.sizes import between, slots_for
 
@@ -171,7 +172,8 @@ def _known(shares: "NDArray[np.float64]") -> list[float | None]:
 def _lookahead(
     profile: "Profile", found: dict[str, Any], steps: int | None
 ) -> dict[str, Any] | None:
-    """Return the traffic of look-ahead and the working set of `steps` steps, or None if unknown."""
+    """Return the traffic of look-ahead and the working set of `steps` steps; None if they are
+    unknown."""
     import numpy as np
 
     from embstore_server.sizing.prediction import lookahead_traffic
@@ -225,7 +227,8 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _of_host(found: dict[str, Any]) -> str:
-    """Return one sentence on the bytes of level two in both memories."""
+    """Return one sentence on the bytes that level two takes in the host's memory and in the
+    GPU's."""
     rows, row_bytes = max(found["host_rows"]), found["row_bytes"]
     pinned, keys = max(found["host_pinned_bytes"]), max(found["host_key_bytes"])
     return (
@@ -236,7 +239,8 @@ def _of_host(found: dict[str, Any]) -> str:
 
 
 def _of_one_call(profile: "Profile") -> str:
-    """Return advice if all samples are one recorded call. "": there are several calls."""
+    """Return advice if the recording consists of one call with all samples. "": there are several
+    calls."""
     if profile.trace is None or profile.trace.calls != 1 or profile.samples is None:
         return ""
     batch = max(len(profile.samples) // _CALLS_OF_FEW, 1)

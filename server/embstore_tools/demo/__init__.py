@@ -1,18 +1,18 @@
 """The demo: trains a DLRM through its own server or cluster, and checks every bit.
 
-    criteo, columns, synthetic   the Criteo format: read, turned into keys, written
+    criteo, columns, synthetic   the Criteo format: reading it, making keys, writing it
     dlrm                         the model in plain NumPy, and its quality
     frameworks                   the model's implementation: NumPy, or Torch through its adapter
-    dense                        the check: the same tables in memory, without a store
+    dense                        the dense check: the same tables in memory, without a store
     steps, ways                  batches, and the ways to get their rows
-    training                     the training loop, with the check in lockstep
-    serving                      the demo's own server or cluster, or a running one
+    training                     the training loop, with the dense check in lockstep
+    serving                      the demo's own server or cluster, or a running store
     job, trial                   the description of a training, and its execution
     phases, result, showing      the output during the demo and at its end
 
 `run` starts a server on free ports, trains through the client as any trainer would, and stops the
-server again. `compare` does so for each policy and each way to train. Importing this package starts
-no process.
+server again. `compare` does the same for each policy and each way to train. Importing this package
+starts no process.
 """
 
 import json as json_format
@@ -67,18 +67,18 @@ def run(
 
     Parameters
     ----------
-    data : a file in the Criteo format. None: one is written first
+    data : a file in the Criteo format. None: such a file is written first
     directory : keep the file and the store here; must be absent or empty. None: keep no files
-    report : write the report of the session here. None: run.html in `directory`, if that is kept
-    console : where to show progress and result. None: standard output
+    report : write the report of the session here. None: run.html in `directory`, if files are kept
+    console : the console for progress and result. None: standard output
     json : print one JSON object, and no other output
     cluster : start a cluster of two shards, on Ray, instead of a server
-    address : start no server: train with the store that is served at this address
+    address : address of a running store to train with, instead of starting a server
 
     Raises
     ------
-    InvalidArgumentError : a line of the file is wrong (the first line is checked before a server is
-        started); or the framework is not installed.
+    InvalidArgumentError : a line of the file is malformed (the first line is checked before a
+        server is started); or the framework is not installed.
     EmbstoreError : the server did not start, or refused a call.
     """
     job = job or Job()
@@ -101,11 +101,11 @@ def compare(
     console: Console | None = None,
     json: bool = False,
 ) -> Comparison:
-    """Run the demo for each policy and each way to train on one file, and return all results.
+    """Run the demo on one file for each policy and each way to train, and return all results.
 
     Parameters
     ----------
-    job : the settings of all trainings, except policy and way
+    job : the settings of all trainings, except the policy and the way to train
     hot_cold : how the hot/cold training is done. None: with default settings
     data, directory, console, json : as in `run`; each training has a separate store in `directory`
 

@@ -1,14 +1,14 @@
 """The 26 categorical columns of Criteo Kaggle, each of them a table, and the keys of categories.
 
-A column's category is a 32-bit hash of the original value. Its key is that hash modulo the rows of
-the column's table (the hashing trick), so a table can have fewer rows than its column has
-categories. CARDINALITIES are the numbers of categories in the published training set, 33.8 million
-rows in all. A demo takes a part of them. Small columns keep all their rows, because a table of one
-row would contain no information.
+A category in a column is a 32-bit hash of the original value. Its key is that hash modulo the
+number of rows of the column's table (the hashing trick), so a table can have fewer rows than its
+column has categories. CARDINALITIES are the numbers of categories in the published training set,
+33.8 million in all. A demo's tables have a part of these rows. Tables of small columns keep all
+their rows, because a table of one row would contain no information.
 
-With sparse keys one table contains all columns, each hashed as text with a seed of its own. This
-needs no number of rows, and each kernel is called once. The keys of a batch are those of the first
-column, then of the second, and so on.
+With sparse keys one table contains all columns, each hashed as text with a seed of its own. Such a
+table needs no number of rows, and each kernel is called once. A batch has the keys of the first
+column, then those of the second, and so on.
 """
 
 from typing import Any
@@ -26,13 +26,14 @@ CARDINALITIES = (
 """The number of categories of each column in Criteo Kaggle's training set."""
 SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
-"""Rows that a column keeps, if it has that many, however far large columns are scaled down."""
+"""The number of rows that the table of a column keeps, if the column has as many categories,
+however far large columns are scaled down."""
 
 
 def scaled_rows(scale: float) -> tuple[int, ...]:
     """Return the rows of each column's table: its cardinality times `scale`, rounded down.
 
-    A column of at most ROWS_KEPT categories keeps them all.
+    A column of at most ROWS_KEPT categories keeps a row for each category.
     """
     return tuple(max(min(c, ROWS_KEPT), int(c * scale)) for c in CARDINALITIES)
 
@@ -43,8 +44,8 @@ def table_name(column: int) -> str:
 
 
 def keys_by_table(categories: NDArray[Any], rows: tuple[int, ...]) -> dict[str, Keys]:
-    """Return the keys of `categories` (n, 26) by table name. Hashes become (n,) int64 for each
-    column, modulo `rows`. Text becomes (26 * n,) for the table of sparse keys."""
+    """Return the keys of `categories` (n, 26) by table name. From hashes they are (n,) int64 for
+    each column, modulo `rows`; from text (26 * n,) for the table of sparse keys."""
     names = [table_name(column) for column in range(categories.shape[1])]
     if categories.dtype.kind == "S":
         hashes = [hash_ids(categories[:, column], feature=n) for column, n in enumerate(names)]

@@ -1,7 +1,7 @@
 r"""The Criteo format, read as a stream of blocks.
 
-A line is one advertisement that was shown. It has 40 fields, separated by tabs; every field but the
-label may be empty.
+A line stands for one advertisement that was shown. It has 40 fields, separated by tabs; every field
+except the label can be empty.
 
     field 1        label        1 if it was clicked, else 0
     fields 2-14    13 integers  decimal, mostly counts, some negative
@@ -11,7 +11,8 @@ An empty integer or category reads as 0, as in the preprocessing that DLRM publi
 \n or \r\n; the last line needs no end. A malformed line is refused with its number: silently
 skipped lines would shift every result.
 
-A file may be compressed, as the data set is distributed (`embstore_client.files.packed`).
+A file can be compressed, because the data set is distributed in this form
+(`embstore_client.files.packed`).
 
 The files are large (45 million lines), so lines are read in blocks, and a block is parsed as one
 array of bytes. The separators make a (lines, 40) grid of fields. All numbers of a grid are parsed
@@ -37,10 +38,11 @@ CATEGORIES = 26
 FIELDS = 1 + INTEGERS + CATEGORIES
 
 _LINE_BYTES_MAX = 4096
-"""Most bytes of a line (real lines have under 500), so that a file without newlines is not read as
-a whole."""
+"""The most bytes of a line, so that a file without newlines is not read as a whole. Real lines have
+fewer than 500."""
 _DIGITS_MAX = {10: 18, 16: 8}
-"""Digits of a number, by its base: integers below 2**63, categories below 2**32."""
+"""The largest number of digits of a number, by its base: integers are below 2**63, categories below
+2**32."""
 _DIGIT_VALUES = np.full(256, 255, np.uint8)
 """The value of each byte as a digit, in any base; 255 if it is no digit."""
 _DIGIT_VALUES[[*b"0123456789abcdef"]] = range(16)
@@ -64,7 +66,7 @@ class Samples:
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> "Samples":
-        """Return a copy of samples [start, stop), because a view would keep the whole block
+        """Return the samples [start, stop) as a copy, because a view would keep the whole block
         alive."""
         return Samples(
             self.labels[start:stop].copy(),
@@ -79,8 +81,9 @@ def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterat
 
     Raises
     ------
-    InvalidArgumentError : there is no such file, it is empty, or a line is not of this format. The
-        message contains the line and the expected format. Earlier blocks have been yielded before.
+    InvalidArgumentError : there is no such file, it is empty, or a line is malformed. The message
+        contains the line and the expected format. Blocks before that line have already been
+        yielded.
     """
     for samples, _ in read_lines(path, limit=limit, block=block, as_text=as_text):
         yield samples
@@ -89,8 +92,9 @@ def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterat
 def read_lines(
     path: Path, *, limit: int | None, block: int, as_text: bool = False
 ) -> Iterator[tuple[Samples, int]]:
-    """Yield the same blocks, each with roughly its bytes in the file; `limit` None: all lines."""
-    from embstore_client.files.packed import Unpacked  # here, because only a run needs it
+    """Yield the blocks of `read`, each with roughly the number of its bytes in the file. If `limit`
+    is None, all lines are read."""
+    from embstore_client.files.packed import Unpacked  # imported here, because only a run needs it
 
     taken = read = 0
     with _readable(path), Unpacked(path) as file:
@@ -120,7 +124,8 @@ def _readable(path: Path) -> Iterator[None]:
 def parse(lines: list[bytes], *, first_line: int = 1, as_text: bool = False) -> Samples:
     """Return the samples of whole lines; messages count lines from `first_line`."""
     text = b"".join(lines) + (b"" if lines[-1].endswith(b"\n") else b"\n")
-    # A number is read up to its greatest length, so the end is padded by that length.
+    # Every number is read as if it had the greatest length, so the end of the block is padded by
+    # that length.
     array = np.frombuffer(text + bytes(_DIGITS_MAX[10] + 1), np.uint8)
     starts, lengths = _fields(array, lines, first_line)
     decimals, bad_decimals = _decimals(array, starts[:, :14], lengths[:, :14])
@@ -141,7 +146,7 @@ def parse(lines: list[bytes], *, first_line: int = 1, as_text: bool = False) -> 
 def _fields(array: NDArray[np.uint8], lines: list[bytes], first_line: int) -> tuple[Ints, Ints]:
     """Return the start and the length of every field, (lines, 40) each."""
     ends = np.flatnonzero((array == _TAB) | (array == _NEWLINE))
-    # A line ends with its only newline. So if each line has 39 tabs, the grid is right.
+    # The only newline of a line is at its end. So if each line has 39 tabs, the grid is right.
     if len(ends) != len(lines) * FIELDS or (array[ends[FIELDS - 1 :: FIELDS]] != _NEWLINE).any():
         _refuse_field_count(lines, first_line)
     starts = np.concatenate([[0], ends[:-1] + 1])

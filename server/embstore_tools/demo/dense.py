@@ -1,14 +1,14 @@
-"""The check: the same tables, dense and in memory, without a store.
+"""The dense check: the same tables as dense arrays in memory, without a store.
 
 A table's content is a function of its identity and of its acknowledged updates. So any program that
-applies the same gradients by the same arithmetic must get the same digest. A DenseTable does that
-in the simplest way: two arrays as long as the table, no cache, no log, no batches over tables. It
-shares only the formulas of `embstore.arithmetic` with a store. So it detects a row that the store
-lost, mixed up, updated twice or read too early.
+applies the same gradients by the same arithmetic must get the same digest. A DenseTable is the
+simplest such program: it has two arrays as long as the table, and no cache, no log, and no batches
+over tables. It shares only the formulas of `embstore.arithmetic` with a store. So it detects a row
+that the store lost, mixed up, updated twice or read too early.
 
-A row's initial content is computed when the row is first used. Otherwise a table of millions of
-rows, of which thousands are read, would be slow to start. Rows of sparse keys are numbered at that
-time, and the arrays grow.
+A row's initial content is computed when the row is first used. Otherwise a training that reads
+thousands of a table's millions of rows would be slow to start. Rows of sparse keys get their
+numbers at their first use, and the arrays grow.
 """
 
 from collections.abc import Mapping
@@ -47,11 +47,11 @@ class DenseTable:
         self._state = np.empty((rows, config.state_dim), np.float32)
         self._made = np.zeros(rows, np.bool_)
         self._written = np.zeros(rows, np.bool_)
-        self._places: dict[int, int] = {}  # indices of sparse keys, by first use
+        self._places: dict[int, int] = {}  # indices of sparse keys, in the order of first use
 
     @property
     def rows(self) -> int:
-        """Number of written rows: rows of keys that an update has contained."""
+        """The number of written rows, which are the rows of keys that an update has contained."""
         return int(np.count_nonzero(self._written))
 
     def lookup(self, keys: Keys) -> Rows:
@@ -91,7 +91,8 @@ class DenseTable:
         return blocks, leaves
 
     def _sparse_leaves(self) -> tuple[NDArray[np.int64], list[bytes]]:
-        """Return partitions, and the sum of the rows' hashes of each (contract.md, rule 11)."""
+        """Return the partitions, and for each the sum of the hashes of its rows (contract.md, rule
+        11)."""
         written = np.flatnonzero(self._written)
         keys = np.fromiter(self._places, np.int64, len(self._places))[written]
         sums: dict[int, int] = {}
@@ -119,7 +120,7 @@ class DenseTable:
         return at
 
     def _numbered(self, keys: Keys) -> Keys:
-        """Return the indices of sparse keys, after making room for all of them in the arrays."""
+        """Return the indices of sparse keys, after making room for these keys in the arrays."""
         places = self._places
         at = np.array([places.setdefault(key, len(places)) for key in keys.tolist()], np.int64)
         if len(places) > len(self._made):
@@ -138,7 +139,8 @@ class DenseTables:
         self._tables = {config.name: DenseTable(config) for config in configs}
 
     def difference(self, found: Mapping[str, Rows], keys: Mapping[str, Keys]) -> str | None:
-        """Return where `found`, a store's rows of `keys`, first differs in any bit, or None."""
+        """Return the first position at which `found`, a store's rows of `keys`, differs in any bit;
+        None: there is no difference."""
         for name, rows in found.items():
             expected = self._tables[name].lookup(keys[name])
             differs = (expected.view(np.uint32) != rows.view(np.uint32)).any(axis=1)

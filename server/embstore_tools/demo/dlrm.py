@@ -5,15 +5,17 @@
     [bottom output, dot products] -> top MLP -> one logit
 
 The dot products are the strict lower triangle of Z Z^T, where Z (27, dim) contains a sample's
-vectors. If D is the gradient of that matrix, zero elsewhere, Z's gradient is (D + D^T) Z.
+vectors. If D contains the gradients of the dot products in that triangle and zeros elsewhere, the
+gradient of Z is (D + D^T) Z.
 
 The model is only the dense part. Embeddings are its input, and their gradients are its output. The
 store decides where embeddings are stored, and which optimizer applies the gradients. This module
-affects rows only by those gradients, so BLAS and libm may differ between machines.
+affects rows only by the gradients of embeddings, so its results may depend on the machine's BLAS
+and libm.
 
 An MLP has the layers a[0] = x, z[k] = a[k] W[k] + b[k], a[k+1] = max(z[k], 0); the last layer may
-be linear. The forward pass keeps its activations, and the backward pass visits them in reverse. A
-ReLU's derivative follows from its own output (above 0 or not), so z need not be kept.
+be linear. The forward pass keeps the activations a[k], and the backward pass visits them in
+reverse. The derivative of a ReLU follows from its output (above 0 or not), so z need not be kept.
 """
 
 from dataclasses import dataclass
@@ -44,7 +46,8 @@ def dense_features(integers: NDArray[np.int64], dtype: Any = np.float32) -> Floa
 
 
 class Mlp:
-    """Layers of the given widths. `parameters` are W and b of each layer in order, not copies."""
+    """Layers of the given widths. `parameters` are W and b of each layer in order; they are not
+    copies."""
 
     def __init__(
         self, widths: tuple[int, ...], rng: np.random.Generator, *, linear_end: bool, dtype: Any
@@ -146,11 +149,12 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 class Adam:
-    """Adam for the dense part (Kingma and Ba, arXiv:1412.6980), which belongs to the trainer.
+    """Adam for the dense part, in the trainer (Kingma and Ba, arXiv:1412.6980).
 
-    Each of `parameters`, which `step` changes in place, has a first and a second moment. The
-    store's Adam is a separate implementation: it keeps state by row, and guarantees its bits. Here
-    the arrays are few and are updated as a whole, and no bits are guaranteed.
+    Each array of `parameters`, which `step` changes in place, has a first and a second moment. The
+    store's Adam is a separate implementation, which keeps state by row, and guarantees the bits of
+    its results. In this class the arrays are few and are updated as a whole, and no bits are
+    guaranteed.
     """
 
     def __init__(
@@ -181,11 +185,12 @@ class Adam:
 
 
 def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float | None:
-    """Return the AUC of `scores` (n,) against `labels` (n,), 0 or 1; None if one label is absent.
+    """Return the AUC of `scores` (n,) for `labels` (n,), 0 or 1; None if one of the two labels is
+    absent.
 
-    The AUC is the probability that a positive sample scores above a negative sample, ties counting
-    half: the Mann-Whitney statistic. If R is the sum of the positives' ranks (ties share their mean
-    rank),
+    The AUC is the probability that a positive sample scores above a negative sample, where ties
+    count half (the Mann-Whitney statistic). If R is the sum of the ranks of the positive samples
+    (ties share their mean rank),
 
         AUC = (R - positives * (positives + 1) / 2) / (positives * negatives)
 

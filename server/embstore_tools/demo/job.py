@@ -1,9 +1,9 @@
 """A training job: model, data, way to train, and store.
 
 By default the cache has a fifth of the tables' bytes, so that rows are evicted and read again all
-the time. Otherwise hit rates, and the comparison with the check, would mean little. In a session
-every row is in the cache when its step needs it, however small the cache is; the session's stats
-show the cost.
+the time. With a larger cache, hit rates and the comparison with the dense check would mean little.
+In a session every row is in the cache when its step needs the row, however small the cache is; the
+session's stats show the cost of this.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from embstore_tools.demo.training import table_configs
 from embstore_tools.demo.ways import Ahead, Calls, HotCold, Way
 
 DEFAULT_OPTIMIZER = RowWiseAdagrad(learning_rate=0.02)
-"""One float32 of state for each row, as is usual for this model."""
+"""An optimizer with one float32 of state per row, as is usual for this model."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class Job:
     """A training job. Wrong values raise InvalidArgumentError in the constructor."""
 
     samples: int = 300_000
-    """Most lines of the file to use; the default takes some ten seconds on two cores."""
+    """The most lines of the file to use; training on the default number takes some ten seconds on
+    two cores."""
     batch: int = 2048
-    """Lines per step; a tenth of them is held out."""
+    """The number of lines per step; a tenth of the lines is held out."""
     dim: int = 16
     """Dimension of all embeddings, as in DLRM's published configuration for this data."""
     scale: float = 0.02
-    """Rows of a table per category that its column has in Criteo Kaggle."""
+    """The number of rows of a table divided by the number of categories of its column in Criteo
+    Kaggle."""
     optimizer: Optimizer = DEFAULT_OPTIMIZER
     """The optimizer of the embeddings."""
     cache_bytes: int | None = None

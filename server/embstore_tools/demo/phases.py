@@ -1,8 +1,8 @@
 """Shows the progress of the demo while it runs.
 
-On a terminal each phase is a progress bar, and a finished bar stays with the time it took. In a log
-file or a pipe, bars that redraw themselves are useless. There a phase writes a line at its
-beginning, its progress every few seconds, and its time at the end.
+On a terminal each phase is a progress bar; a finished bar stays, and shows the time that the phase
+took. In a log file or a pipe, bars that redraw themselves are useless. In this case a phase writes
+a line at its beginning, its progress every few seconds, and its time at the end.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Advance(Protocol):
 
 
 class Phases:
-    """Shows phases on a console, each while it is entered. One thread."""
+    """Shows phases on a console, each as long as its block runs. One thread at a time."""
 
     def __init__(self, console: Console, prefix: str = "") -> None:
         self._console = console
@@ -41,7 +41,7 @@ class Phases:
         self._bars: Progress | None = None
 
     def titled(self, prefix: str) -> "Phases":
-        """Return phases that are shown in the same place, with a prefix to each title."""
+        """Return phases that are shown on the same console, with a prefix to each title."""
         titled = Phases(self._console, prefix)
         titled._bars = self._bars
         return titled

@@ -1,14 +1,15 @@
 """The result of a demo: all stats, as data and as JSON.
 
-There are two hit rates of the cache, because both are in use. By unique key: the share of the
-distinct keys of each lookup that were in the cache (the cache's work). By access: the share of all
-keys that the trainer asked for, with repeats (most papers report it; it is always higher, as hot
-keys repeat).
+There are two hit rates of the cache, because both are in use. The hit rate by unique key is the
+share of the distinct keys of each lookup that were in the cache; it measures the cache's work. The
+hit rate by access is the share of all requested keys, with repetitions, that were in the cache.
+Most papers report the latter; it is always higher, because hot keys occur repeatedly.
 
-Neither rate is informative in a session: keys are announced once each, and their rows are in the
-cache before they are looked up. Then the session's own stats are shown. Its hit rate must be 100 %;
-only a step in parts, whose rows do not fit in the cache together, may miss some keys. In hot/cold
-training the stats are of the mixed batches; hot batches make no lookups at the store.
+Neither rate is informative in a session, because rows of announced keys are in the cache before the
+keys are looked up. Therefore the session's own stats are shown. The session's hit rate must be 100
+%; only a step in parts, whose rows do not fit in the cache together, may miss some keys. In
+hot/cold training these stats are those of the mixed batches; hot batches make no lookups in the
+store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,18 +28,18 @@ class SessionResult:
     """Stats of the session in which the training ran."""
 
     lookahead: int
-    """Most steps announced beyond the last finished step."""
+    """The largest number of steps announced beyond the last finished step."""
     lookup_keys: int
     """Number of keys of all lookups, by unique key."""
     hit_rate: float
-    """The share of these keys whose rows were in the cache when they were looked up, 0 to 1."""
+    """The share of looked-up unique keys whose rows were in the cache, 0 to 1."""
     early_share: float
     """The share of looked-up row bytes that was sent before the step's turn, 0 to 1. It is 0 for an
     embedded store, which sends no bytes."""
     stall_s: float
-    """Seconds from the request for a step's rows until all rows could be read. A server is asked
-    one step ahead, so they include the step before; `DemoResult.seconds` has the loop's own
-    wait."""
+    """Seconds from the request for a step's rows until all rows could be read. The rows are
+    requested from a server one step ahead, so these seconds include the previous step;
+    `DemoResult.seconds` contains the time that the loop itself waited."""
     steps_in_parts: int
     """Number of steps whose rows did not fit in the cache together."""
 
@@ -74,13 +75,14 @@ class PopularityResult:
 
 @dataclass(frozen=True)
 class HotColdResult:
-    """Stats of hot/cold training: the samples trained on the replica, and the replica's rows."""
+    """Stats of hot/cold training: about the samples that were trained on the replica, and about the
+    replica's rows."""
 
     budget_bytes: int
     hot_rows: int
     """Number of rows of the replica."""
     hot_bytes: int
-    """Bytes of these rows, weights and state."""
+    """Bytes of the replica's rows, weights and state."""
     threshold: int
     """Smallest number of accesses in the file that makes a row hot."""
     hot_batches: int
@@ -102,15 +104,15 @@ class HotColdResult:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Stats of one demo. Rates are from 0 to 1; `seconds` are by activity."""
+    """Stats of one demo. Rates are from 0 to 1; `seconds` contains the seconds of each activity."""
 
     samples: int
     """Number of samples trained on."""
     samples_held_out: int
     steps: int
     samples_per_second: float
-    """Trained samples per second. The time of the dense check is not counted, although a session's
-    store works during it."""
+    """Trained samples per second. The time of the dense check is not counted, although in a session
+    the store works during that time."""
     loss: float
     auc: float | None
     """AUC of the held-out samples; None if all of them have the same label."""
@@ -118,12 +120,12 @@ class DemoResult:
     """The framework of the model."""
     policy: str
     hit_rate_unique: float
-    """Hit rate of lookups during training, by unique key; a replica's rows are hits."""
+    """Hit rate of lookups during training, by unique key; lookups in a replica count as hits."""
     hit_rate_access: float | None
-    """Hit rate by access. None: a session missed keys, and does not count their accesses."""
+    """Hit rate by access. None: keys were missed in a session, which does not count accesses."""
     tables: int
     rows: int
-    """Number of rows of dense tables, or of trained rows with sparse keys."""
+    """The number of rows of the dense tables; with sparse keys, the number of trained rows."""
     dim: int
     optimizer: str
     table_bytes: int
@@ -143,14 +145,15 @@ class DemoResult:
     session: SessionResult | None
     """The session's stats. None: there was no session."""
     hot: HotColdResult | None
-    """Stats of hot/cold training. None: all batches were trained at the store."""
+    """Stats of hot/cold training. None: all batches were trained through the store."""
     digest: str
     """Hash of the digests of all tables of the store, in the order of the columns."""
     digest_of_check: str
-    """The same hash for the dense check, which got the same gradients."""
+    """Hash of the digests of all tables of the dense check, which got the same gradients."""
     differing_tables: tuple[str, ...]
     first_difference: str | None
-    """Where a looked-up row first differed from the check's row during training, or None."""
+    """The first position during training at which a looked-up row differed from the row of the
+    dense check, or None."""
 
     @property
     def exact(self) -> bool:
@@ -170,9 +173,9 @@ class DemoResult:
 class Comparison:
     """The results of several jobs on one file, by name.
 
-    All jobs train the same model on the same samples, and hold out the same samples. All of them
-    except hot/cold, which arranges samples in new batches, use the same order, and get the same
-    bits.
+    All jobs train the same model on the same samples, and hold out the same samples. All jobs
+    except hot/cold training, which arranges samples in new batches, use the same order, and get the
+    same bits.
     """
 
     results: dict[str, DemoResult]
@@ -181,7 +184,7 @@ class Comparison:
 
     @property
     def exact(self) -> bool:
-        """Whether each store agreed with its dense check to the bit."""
+        """Whether every store agreed with its dense check to the bit."""
         return all(result.exact for result in self.results.values())
 
     def as_json(self) -> dict[str, Any]:

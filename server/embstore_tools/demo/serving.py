@@ -1,9 +1,9 @@
-"""The store that a demo trains: on the demo's own server or cluster, or on a running one. If the
-model is on a GPU, the store is in this process, on that GPU.
+"""The store that a demo trains. It is on the demo's own server or cluster, or it is a running
+store. If the model is on a GPU, the store is in this process, on that GPU.
 
-A cluster has two shards on this machine, on Ray. They share the cache budget that one server would
-have. A running store must not have tables with the demo's names. The demo creates these tables, and
-drops them afterwards, with its checkpoint.
+A cluster has two shards on this machine, on Ray. The shards share the cache budget that a single
+server would have. A running store must not have tables with the names of the demo's tables. The
+demo creates its tables, and drops them afterwards, together with its checkpoint.
 """
 
 import json
@@ -45,12 +45,13 @@ def served(
     is_cluster: bool = False,
     address: str | None = None,
 ) -> Iterator[Served]:
-    """Connect to the store at `address`, or to a store that is started here and ends with the
-    block.
+    """Connect to the store at `address`, or to a store that this function starts, and that ends
+    with the block.
 
     Parameters
     ----------
-    counts_all : whether a store that is started counts the keys of all lookups, for a report
+    counts_all : whether a store that this function starts counts the keys of all lookups, for a
+        report
     is_cluster : start a cluster instead of a server
     """
     with ExitStack() as running:
@@ -135,7 +136,8 @@ def _options(job: Job, counts_all: bool) -> list[str]:
 
 
 def _network_bytes(admins: tuple[str, ...]) -> int:
-    """Ask servers for the bytes of all their calls' messages, without the transport's headers."""
+    """Return the bytes of the messages of all calls, which the servers report, without the
+    transport's headers."""
     direct = build_opener(ProxyHandler({}))
     sent = 0
     for admin in admins:

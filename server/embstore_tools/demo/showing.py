@@ -95,7 +95,7 @@ def _hot(result: DemoResult) -> list[tuple[str, str]]:
 
 
 def _hits(session: SessionResult) -> str:
-    """Return the hit rate as text; it says 100 % only if no key missed."""
+    """Return the hit rate as text, which is 100 % only if no key missed."""
     keys = f"of {session.lookup_keys:,} unique keys"
     if session.hit_rate == 1:
         return f"100 % {keys}"

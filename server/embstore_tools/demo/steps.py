@@ -1,13 +1,14 @@
 """The input of training: batches, and the steps of a loop.
 
-A file is read in blocks of lines. A tenth of each block is held out, until there are HELD_OUT_MAX
-samples, and is never trained on. So any file of a few lines has held-out samples, and one pass over
-a stream is enough. (In a real file they are as old as the training samples, so their AUC is a
-little better than the AUC of a future day.) They are taken from the block before any other step, so
-that the held-out samples are the same for all orders of the other samples.
+A file is read in blocks of lines. A tenth of each block is held out, until HELD_OUT_MAX samples are
+held out; training never uses these samples. So even a file of a few lines has held-out samples, and
+one pass over a stream is enough. (In a real file, held-out samples are as old as the training
+samples, so their AUC is a little better than the AUC of a future day.) They are removed from the
+block before any other processing, so the same samples are held out whatever the order of the other
+samples.
 
-A batch is made in the thread that reads (in a session, the session's reader), so it contains all
-its data. HeldOut has all held-out samples when reading has ended.
+A batch is made in the thread that reads the file (in a session, this is the session's reader), and
+contains all its data. `HeldOut` contains all held-out samples when reading has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,8 @@ from embstore_tools.demo.criteo import Samples
 
 HELD_OUT_EVERY = 10
 HELD_OUT_MAX = 100_000
-"""Most held-out samples: they determine the AUC to about 0.002, and take 32 MB."""
+"""The largest number of held-out samples. With this number, held-out samples determine the AUC to
+about 0.002, and take 32 MB."""
 
 
 def held_out_of(count: int) -> int:
@@ -41,7 +43,7 @@ class HeldOut:
         self.count = 0
 
     def without(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
-        """Yield each block without its held-out part, unless no samples remain."""
+        """Yield each block without its held-out part; skip a block of which no samples remain."""
         for block in blocks:
             count = held_out_of(len(block))
             if self.count + count > HELD_OUT_MAX:

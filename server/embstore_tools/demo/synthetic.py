@@ -1,16 +1,18 @@
 """Writes a file in the Criteo format with a planted signal, for tests without the real file.
 
-It has the properties of a real file that matter to an embedding store: 26 columns of very different
-sizes, categories that follow Zipf's law (a few are in every batch, most are rare), empty fields.
-Labels are drawn from a logistic model, so that a model can learn, and a held-out AUC is meaningful:
+The file has those properties of a real file that matter to an embedding store: 26 columns of very
+different sizes, categories that follow Zipf's law (a few are in every batch, most are rare), and
+empty fields. Labels are drawn from a logistic model, so that a model can learn, and a held-out AUC
+is meaningful:
 
     logit = bias + sum over integers of w * log(1 + x) + sum over columns of the category's effect
 
-w and the effects are normal, drawn once. A permutation scatters the ranks of a column's categories
-over the ids, as hot rows are scattered over a hashed table.
+w and the effects are drawn once, from normal distributions. A permutation scatters the ranks of a
+column's categories over the ids, because the hot rows of a hashed table are scattered, too.
 
-A category's token is an id plus a multiple of the table's rows, so a reader that takes the token
-modulo these rows gets the id: columns of three categories keep three.
+A category's token is an id plus a multiple of the number of rows of the table. Therefore a reader
+that computes the token modulo the number of rows gets the id, and a column of three categories
+still has three.
 """
 
 from collections.abc import Callable
@@ -26,12 +28,14 @@ _ZIPF_EXPONENT = 1.05
 _BLOCK = 8192
 _TOKENS = 1 << 32
 _BIAS = -1.2
-"""With the spread of the logits, about one label in four is 1, as in the real file."""
+"""The bias of the logit. Together with the spread of the logits, it makes about one label in four
+1, as in the real file."""
 _INTEGERS_STD = 0.8
 _CATEGORIES_STD = 1.8
 """Standard deviations of the two sums of the logit."""
 _MISSING_MAX = 0.15
-"""A column's share of empty fields is uniform between 0 and this."""
+"""The largest share of empty fields in a column; the share is drawn uniformly between 0 and this
+value."""
 
 Ints = NDArray[np.int64]
 
@@ -104,7 +108,7 @@ def write(
 
     Parameters
     ----------
-    rows : number of rows of each column's table; 26 of them make the Criteo format
+    rows : number of rows of each column's table; the Criteo format has 26 columns
     """
     source = Source(rows, seed)
     with path.open("x", encoding="ascii", newline="\n") as file:

@@ -9,8 +9,8 @@ One step is one batch of samples, one lookup and one update over all 26 tables:
 The way to train (ways.py) provides the steps, and the framework (frameworks) computes the model.
 The loop is the same for all ways and frameworks.
 
-The check looks up the same rows in each step. So a difference is found and reported in the step
-after the step that caused it. Training stops there, because everything after it would differ.
+The dense check looks up the same rows in each step. Therefore a difference is found and reported in
+the step after the step that caused it. Training then stops, because all later steps would differ.
 
 Held-out samples are looked up with admit=False, so evaluation does not change the cache.
 """
@@ -43,17 +43,19 @@ _LOSS_MEMORY = 0.95  # the shown loss is a mean over about twenty steps
 
 @dataclass
 class Trained:
-    """The result of training; times in seconds, by activity.
+    """The result of training; times are in seconds, by activity.
 
-    "read" is the loop's wait for its next step. In a session another thread reads and announces, so
-    the wait is short once that thread is ahead. If rows are exchanged, it includes the exchange.
+    "read" is the time that the loop waits for its next step. In a session another thread reads and
+    announces batches, so the wait is short once that thread is ahead. If rows are exchanged, "read"
+    includes the exchange.
     """
 
     steps: int = 0
     samples: int = 0
     loss: float = float("nan")
     first_difference: str | None = None
-    """Where a looked-up row first differed from the check's row, or None."""
+    """The first position at which a looked-up row differed from the row of the dense check, or
+    None."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
@@ -94,7 +96,7 @@ def table_configs(
 
 
 class Trainer:
-    """A DLRM whose embeddings are both in a store and in a dense check. One thread."""
+    """A DLRM whose embeddings are both in a store and in a dense check. One thread at a time."""
 
     def __init__(
         self,
@@ -118,7 +120,8 @@ class Trainer:
         self.learner = learner_of(framework, store, configs, seed=seed, device=device)
 
     def train(self, blocks: Iterable[Samples], feed: Feed, advance: Advance) -> None:
-        """Train on each block without its held-out part, until a row differs from the check.
+        """Train on each block without its held-out part; stop early if a row differs from that of
+        the dense check.
 
         Parameters
         ----------

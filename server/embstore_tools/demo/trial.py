@@ -1,9 +1,9 @@
 """One job, from a file to a result: trains through a store, then compares it with the dense check.
 
-If the policy or the way to train needs the rows' frequencies, the file is counted first. It is
-counted batch by batch, without held-out samples, because these do not change a cache. So the
-profile records exactly the calls of the training. Under the rank policy, the profile is then
-imported into the store, and the store's cache is warmed with it.
+If the policy or the way to train needs the rows' frequencies, the accesses in the file are counted
+first. They are counted batch by batch, without held-out samples, because held-out samples do not
+change a cache. So the profile records exactly the calls of the training. Under the rank policy, the
+profile is then imported into the store, and the store's cache is warmed by it.
 """
 
 import hashlib
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from embstore_training.history import RunHistory
 
 WARMED_SHARE = 0.7
-"""Share of the cache's slots to warm; the other slots are for rows that the profile ranks lower."""
+"""The share of the cache's slots to fill by the warm-up; the other slots are for rows that the
+profile ranks lower."""
 _COUNTERS = "unique_hits", "unique_keys", "access_hits", "accesses"
 
 
@@ -56,7 +57,7 @@ class Counted:
 
 def count_first(job: Job, path: Path, phases: Phases) -> Counted:
     """Count the accesses of a job's training."""
-    # Imported here, because they use the demo's reader, and only a run needs them.
+    # Imported here, because these modules use the demo's reader, and only a run needs them.
     from embstore_tools.profiling.count import Counting, SampleCounter
     from embstore_tools.profiling.readers import Chunk, Column
 
@@ -77,7 +78,8 @@ def read_samples(job: Job, path: Path) -> Iterator[criteo.Samples]:
 
 
 def lines_trained(job: Job, path: Path) -> int:
-    """Return roughly the number of lines to train on, from the file's size and first lines."""
+    """Return roughly the number of lines to train on, estimated from the file's size and first
+    lines."""
     with path.open("rb") as file:
         lines = file.readlines(1 << 20)
     whole = path.stat().st_size * len(lines) // max(1, sum(map(len, lines)))
@@ -99,7 +101,7 @@ def train_and_compare(
 
     Parameters
     ----------
-    counted : the result of `count_first`. None: the file is counted here if needed
+    counted : the result of `count_first`. None: this function counts the file, if needed
     network_bytes : returns the bytes sent over the network so far. None: there is no network
     report : path of a session's report; its data is written with the suffix .json. None: no report
 
@@ -126,7 +128,7 @@ def train_and_compare(
         session, hot = feed.session(), feed.hot()
         _write_report(feed.history(), report)
     moved = network_bytes() - moved_before if network_bytes else None
-    shards = shards_of(store.stats())  # before evaluation, which is no training
+    shards = shards_of(store.stats())  # before the evaluation, which is no part of training
     with phases.phase("evaluating", trainer.held_out.count) as advance:
         auc = trainer.held_out_auc(advance)
     trained = trainer.result
@@ -220,7 +222,7 @@ def _hit_rates(
     """Return the hit rates by unique key and by access of all lookups, in the store and in a
     replica.
 
-    In a session they are the session's hit rates; lookups in a replica are hits.
+    In a session the rates are the session's hit rates; lookups in a replica count as hits.
     """
     if session is None:
         sums = {name: sum(pool[name] for pool in pools) for name in _COUNTERS}

@@ -1,4 +1,4 @@
-"""The ways to train: where a loop's steps and their rows come from.
+"""The ways to train: they define the source of a loop's steps and rows.
 
     Calls     a step is a lookup and an update as usual; the store does not know the next step
     Ahead     a session: a thread reads batches ahead and announces their keys, and the store reads
@@ -6,9 +6,10 @@
     HotCold   a session as well, for the batches that need the store; samples whose rows are all hot
               form separate batches, which are trained on a replica in this process
 
-The loop does not depend on the way: the **feed** of each way yields the steps. Neither Ahead nor
-any cache changes a bit of the tables. HotCold changes the order of the samples, and so, slightly,
-the learnt weights. For that order, the bits are the same as with any other way.
+The loop does not depend on the way to train: each way has a **feed**, which yields the steps.
+Neither Ahead nor any cache changes a bit of the tables. HotCold changes the order of the samples,
+and therefore, slightly, the learnt weights. Every way that trains in this order gives the same
+bits.
 """
 
 from collections.abc import Iterable, Iterator
@@ -84,7 +85,7 @@ class Feed:
         return None
 
     def history(self) -> "RunHistory | None":
-        """Return the history of the session's steps. None: no history was to be kept."""
+        """Return the history of the session's steps. None: the session keeps no history."""
         return None
 
 
@@ -171,7 +172,7 @@ class Ahead:
     """Training in a look-ahead session."""
 
     lookahead: int = 16
-    """Most steps that are announced beyond the last finished step."""
+    """The largest number of steps that are announced beyond the last finished step."""
     needs_profile = False
 
     def __post_init__(self) -> None:
@@ -189,11 +190,11 @@ class HotCold:
     """Training of all-hot batches on a replica, and of other batches in a look-ahead session."""
 
     budget_bytes: int = 4 << 20
-    """Bytes of the hot rows, weights and state. In the default demo these rows get 97 % of the
-    accesses, and four samples in ten have no other ids. With 16 MiB all rows that the demo ever
-    uses would be hot."""
+    """The bytes of the hot rows, weights and state. With the default, hot rows get 97 % of the
+    accesses in the default demo, and four samples in ten have only ids of hot rows. With 16 MiB,
+    all rows that the demo ever uses would be hot."""
     lookahead: int = Ahead.lookahead
-    """Most steps that the session announces beyond the last finished step."""
+    """The largest number of steps that the session announces beyond the last finished step."""
     needs_profile = True
 
     def __post_init__(self) -> None:

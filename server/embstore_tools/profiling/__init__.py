@@ -1,7 +1,7 @@
-"""Profiles from files: the work of the commands profile, size and hotset.
+"""Makes profiles from files, for the commands profile, size and hotset.
 
     readers   files of training samples (Criteo TSV, Parquet) as a stream of chunks
-        count     chunks to embstore.profiles.profile.Profile, in bounded memory
+        count     makes an embstore.profiles.profile.Profile from chunks, in bounded memory
     plots     stats and curves of a profile, as text for the terminal, and as PNG
 
 Modules that need pyarrow, matplotlib or plotext are loaded when they are used; these packages come

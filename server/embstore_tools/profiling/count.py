@@ -1,11 +1,11 @@
-"""From files to a profile: counts from a sample of the samples, whole samples, and a trace.
+"""Makes a profile from files: counts from a part of the samples, some kept samples, and a trace.
 
-All three are made in one pass over a **stream**: the samples of all files in order, numbered from
-0. The treatment of sample i depends only on i, the seed and the sample's ids, so the same files
-give the same profile however they are cut into chunks:
+All three are made in one pass over a **stream**, which contains the samples of all files in order,
+numbered from 0. The treatment of sample i depends only on i, the seed and the sample's ids. So the
+same files give the same profile, however they are cut into chunks:
 
     counted    iff hash(seed, i) < rate * 2**64; all samples at rate 1
-    kept       iff a second hash of i is among the SAMPLES_MAX smallest: a uniform sample, and
+    kept       iff a second hash of i is among the SAMPLES_MAX smallest: a uniform choice, and
                independent of which samples were counted. (A row is hot because of the counted
                samples, so hot sets would look too good if they were tested on these samples.)
     recorded   in a call with the other samples of [c * batch, (c + 1) * batch); calls are recorded
@@ -15,7 +15,7 @@ The hash is SplitMix64 (Steele, Lea, Flood: OOPSLA 2014), whose output i can be 
 It is one to one over i, so no two samples have equal hashes.
 
 Samples are kept unchanged, each with its full lists. If they would have more than SAMPLE_IDS_MAX
-ids together, fewer samples are kept: those of the smallest hashes, as long as their ids stay within
+ids together, fewer samples are kept: those of the smallest hashes whose ids together do not exceed
 that number. So one long list displaces only a few samples.
 
 **Memory** is bounded for any files. The counters and the recorder have bounds of their own
@@ -37,11 +37,12 @@ from embstore.profiles.profile import Profile, Samples
 from embstore_tools.profiling.readers import Chunk, Column, SampleFile
 
 SAMPLES_MAX = 16_384
-"""Most kept samples. A share of samples is then known to 0.8 points, 19 times of 20."""
+"""The largest number of kept samples. With so many samples, 19 of 20 estimates of a share of
+samples are right to 0.8 points."""
 SAMPLE_IDS_MAX = 1 << 22
-"""Most ids of all kept samples: of samples with long lists, fewer are kept."""
+"""The most ids of all kept samples together; if samples have long lists, fewer of them are kept."""
 KEYS_MAX = 1 << 22
-"""Default for the number of distinct keys of a table that are counted exactly."""
+"""The default number of distinct keys of a table that are counted exactly."""
 
 _KEYS_MAX_LEAST = 2  # as KeyCounter requires
 _COUNTED, _KEPT = 0, 1
@@ -56,13 +57,14 @@ class Counting:
     """The parameters of counting."""
 
     tables: tuple[str, ...]
-    """The table of each column; a table may have several."""
+    """The table of each column; several columns can have the same table."""
     rate: float = 1.0
     seed: int = 0
     batch: int = 2048
     """Number of samples per recorded call."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Rows by table: larger ids are refused. Absent: unknown. SPARSE_ROWS: keys are sparse."""
+    """The number of rows by table; ids beyond it are refused. A missing table has an unknown
+    number. SPARSE_ROWS: keys are sparse."""
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:
@@ -127,7 +129,8 @@ class SampleCounter:
         return counters + self._calls.recorder.memory_bytes
 
     def add(self, chunk: Chunk) -> None:
-        """Take the next samples of the stream. If an id is no key, take none of them."""
+        """Count the next samples of the stream. If an id is no key, raise an error, and count none
+        of these samples."""
         columns = [
             Column(self._counting.keys(i, column.ids, chunk.place), column.offsets)
             for i, column in enumerate(chunk.columns)
@@ -144,7 +147,8 @@ class SampleCounter:
         self.samples += chunk.samples
 
     def profile(self) -> Profile:
-        """Return the profile of the stream so far. This ends the call that is being recorded."""
+        """Return the profile of the stream so far. This also ends the call that is being
+        recorded."""
         self._calls.finish()
         counting = self._counting
         tables = {
@@ -178,15 +182,15 @@ class _KeptSamples:
     """The samples of the smallest hashes, in the order of the stream.
 
     A sample is kept if its hash is among the SAMPLES_MAX smallest, and its ids, with the ids of all
-    samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one is kept. Further
-    samples can only make both conditions harder to meet. So a sample that is left out once stays
-    left out, and so do all samples of larger hashes.
+    samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one sample is kept.
+    Further samples can only make both conditions harder to meet. So a sample that was left out once
+    stays left out, and so do all samples of larger hashes.
     """
 
     def __init__(self, tables: tuple[str, ...], seed: int) -> None:
         self._tables = tables
         self._seed = seed
-        self._limit: int | np.uint64 = 1 << 64  # no sample of this hash or more is kept
+        self._limit: int | np.uint64 = 1 << 64  # no sample with this or a larger hash is kept
         self._hashes: list[NDArray[np.uint64]] = []
         self._columns: list[list[Column]] = []
         self._kept_ids = 0
@@ -207,7 +211,7 @@ class _KeptSamples:
             self._kept_ids += sum(len(column.ids) for column in self._columns[-1])
 
     def _keep(self) -> None:
-        """Leave out samples that are beyond the bounds now, and join the remaining samples."""
+        """Drop samples that are now beyond the bounds, and join the remaining samples."""
         hashes = np.concatenate(self._hashes)
         columns = [Column.joined(pieces) for pieces in zip(*self._columns, strict=True)]
         order = np.argsort(hashes)

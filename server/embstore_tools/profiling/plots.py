@@ -1,9 +1,9 @@
 """Displays a profile: stats by table, and curves as text (plotext) and as PNG (matplotlib).
 
-Both outputs draw the same plot: several curves over one axis of sizes. The axis spans orders of
-magnitude, so it is logarithmic; the curves are shares from 0 to 1. Both packages come with the
-extra `data`. A picture that cannot be drawn is refused before the work whose result it shows. A
-text plot that cannot be drawn is replaced by a line with the reason.
+Text and PNG show the same plot: several curves over one axis of sizes. The axis spans orders of
+magnitude, so it is logarithmic; the curves are shares from 0 to 1. The extra `data` installs both
+packages. If a picture cannot be drawn, the command refuses before it computes the result. If a text
+plot cannot be drawn, a line with the reason replaces it.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Curve:
 
     name: str
     x: NDArray[np.float64]
-    """Ascending. Values that are not above 0 cannot be drawn on the axis, and are left out."""
+    """The sizes, ascending. Values of 0 or below cannot be drawn on the axis, and are left out."""
     y: NDArray[np.float64]
     """Shares, from 0 to 1."""
 
@@ -65,7 +65,8 @@ class Plot:
 def text(plot: Plot) -> str:
     """Return the plot as lines without colours, or one line that names the missing package.
 
-    plotext draws on one figure for the whole process: one thread at a time.
+    plotext has one figure for the whole process, so only one thread at a time may call this
+    function.
     """
     try:
         from plotext import figure, terminal
@@ -74,7 +75,7 @@ def text(plot: Plot) -> str:
     figure.clear.all()
     terminal.limit(False, False)  # the text must not depend on the terminal's width
     figure.plot_size(TEXT_COLUMNS, TEXT_LINES)
-    figure.legend(False)  # it would cover the curves
+    figure.legend(False)  # the legend would cover the curves
     legend = ""
     for marker, curve in zip(cycle(_MARKERS), plot.curves, strict=False):
         x, y = curve.drawn()
@@ -94,14 +95,15 @@ def text(plot: Plot) -> str:
 
 
 def _decades(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the axis' ends as powers of ten. They differ, however few points there are."""
+    """Return the two ends of the axis as powers of ten, which differ even if there is only one
+    point."""
     x = np.log10(np.concatenate([[*curve.drawn()[0]] for curve in curves] or [[1.0]]))
     low, high = (float(x.min()), float(x.max())) if len(x) else (0.0, 0.0)
     return (low, high) if high > low else (low - 1, high)
 
 
 def _ticks(low: float, high: float, plot: Plot) -> tuple[list[float], list[str]]:
-    """Return whole powers of ten, as many as fit, and their labels."""
+    """Return as many whole powers of ten as fit on the axis, and their labels."""
     decades = range(ceil(low - _SLACK), floor(high + _SLACK) + 1)
     decades = decades[:: -(-len(decades) // _TICKS_MAX) or 1]
     written = [
@@ -146,7 +148,8 @@ def _draw(axes: Any, plot: Plot) -> None:
 
 
 def known_rows(table: TableProfile) -> int:
-    """Return a table's rows, or the number of rows that were seen if it was not given."""
+    """Return a table's number of rows; if it was not given, return the number of rows that were
+    seen."""
     return table.rows or len(table.keys)
 
 
@@ -164,7 +167,8 @@ def table_facts(table: TableProfile) -> dict[str, Any]:
 
 
 def coverage_plot(profile: Profile, *, by_table: bool) -> Plot:
-    """Return the share of accesses over the share of rows: of all tables, or also of each table."""
+    """Return a plot of the share of accesses over the share of rows, for all tables together, or
+    also for each table."""
     shares = np.geomspace(_LEAST_SHARE, 1, _POINTS)
     curves = [Curve("all tables", shares, overall_coverage(profile, shares))]
     if by_table:
@@ -175,7 +179,8 @@ def coverage_plot(profile: Profile, *, by_table: bool) -> Plot:
 
 
 def overall_coverage(profile: Profile, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each share (s,) of all tables' rows, the share of accesses of that top share."""
+    """Return the share of accesses that the most accessed rows of all tables get, for each given
+    share of rows, (s,)."""
     tables = profile.tables.values()
     counts = np.sort(np.concatenate([np.empty(0, np.int64), *(t.counts for t in tables)]))[::-1]
     sums = np.concatenate([[0], np.cumsum(counts, dtype=np.float64)])

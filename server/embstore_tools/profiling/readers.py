@@ -1,26 +1,26 @@
 """Reads files of training samples as a stream of chunks of ids.
 
-Three formats are recognized by the beginning of the decompressed file: Parquet by its first four
-bytes; text with a header by a first line without numbers. Any other file must be Criteo TSV
-(`embstore_tools.demo.criteo`). Mistakes that can be found without reading samples are found when a
-file is opened, for all files before the first one is read. Counting takes long, and a mistyped
-column of the last file must not be found only at its end.
+The beginning of the decompressed file identifies its format: Parquet has four fixed first bytes;
+text with a header has a first line without numbers; any other file must be Criteo TSV
+(`embstore_tools.demo.criteo`). All files are opened before the first file is read, and mistakes
+that can be found without reading samples are found at this time. Counting takes long, and a
+mistyped column of the last file must not be found only at the end.
 
-A **column** of a chunk contains the ids of its samples, one id each or a list each:
+A **column** of a chunk contains the ids of the chunk's samples, one id or a list of ids per sample:
 
     one id a sample     ids (n,)    offsets None
     a list a sample     ids (m,)    offsets (n + 1,), sample i has ids[offsets[i]:offsets[i + 1]]
 
-In Parquet and under a header a column is named as in the file. `embstore_client.files.values` has
-the rules for its ids. They are integers; if they are hashed to the rows of their table, text and
-missing values are ids too. Otherwise a missing value is refused, because the trainer's own
-preprocessing decides its meaning. Values of a text file are hashed as text, even digits. In Criteo
-TSV the categories are C1 to C26, or 1 to 26; they are 32-bit integers, and an empty field is 0, as
-in the demo.
+In Parquet, and in text with a header, a column is named as in the file.
+`embstore_client.files.values` has the rules for ids. They are integers; if ids are hashed to the
+rows of their table, text and missing values are ids too. Otherwise a missing value is refused,
+because only the trainer's own preprocessing can decide its meaning. Values of a text file are
+hashed as text, even digits. In Criteo TSV the categories are C1 to C26, or 1 to 26; they are 32-bit
+integers, and an empty field is 0, as in the demo.
 
-Speed on one core: Criteo TSV 280,000 lines or 7 million ids a second, because all 40 fields are
-checked; Parquet with 26 columns of integers more than 40 million ids. Counting (`count.py`)
-processes 20 to 40 million ids a second, so reading text takes most of the time.
+One core reads 280,000 lines, or 7 million ids, of Criteo TSV a second, because all 40 fields are
+checked. It reads more than 40 million ids a second of Parquet with 26 columns of integers. Counting
+(`count.py`) processes 20 to 40 million ids a second, so for text, reading takes most of the time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ from embstore_client.files.values import Hashing, ids_of, is_ids
 from embstore_tools.demo import criteo
 
 _CRITEO_LINES = 1024
-"""Lines per chunk: their parsed arrays fit the processor's cache. With 8,192 lines, the speed is
-three quarters of this."""
+"""Lines per chunk. Their parsed arrays fit in the processor's cache; with 8,192 lines, the speed is
+three quarters of that with this number."""
 _ROWS = 8192
 """Rows per chunk of columns."""
 _PARQUET_MAGIC = b"PAR1"
@@ -51,7 +51,8 @@ _HEADER_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True)
 class Column:
-    """The ids of a chunk's samples in one column, as the module describes them."""
+    """The ids of a chunk's samples in one column, in one of the two forms that the module's
+    docstring describes."""
 
     ids: Keys
     offsets: NDArray[np.int64] | None = None
@@ -80,8 +81,8 @@ class Column:
 
     @classmethod
     def joined(cls, columns: Sequence["Column"]) -> "Column":
-        """Return the samples of several columns, in order; all columns have offsets, or none
-        has."""
+        """Return the samples of several columns, one column after the other. Either all columns
+        have offsets, or none has."""
         ids = np.concatenate([column.ids for column in columns])
         if columns[0].offsets is None:
             return cls(ids)
@@ -93,9 +94,9 @@ class Column:
 class Chunk:
     """Some samples of one file."""
 
-    columns: tuple[Column, ...]  # in the order in which they were requested
-    place: str  # where the samples are in the file, for messages
-    file_bytes: int = 0  # roughly the number of bytes of the file that were read for them
+    columns: tuple[Column, ...]  # in the order in which the columns were requested
+    place: str  # the position of the samples in the file, for messages
+    file_bytes: int = 0  # roughly the number of bytes of the file that were read for the samples
 
     @property
     def samples(self) -> int:
@@ -123,7 +124,7 @@ def open_files(
 
     Parameters
     ----------
-    columns : None: all 26 categories; all files must be Criteo TSV
+    columns : names of the columns. None: all 26 categories; all files must then be Criteo TSV
     hashed : by column, the function that makes keys from its ids; ids of other columns are keys
 
     Raises
@@ -135,7 +136,7 @@ def open_files(
 
 def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, Hashing]) -> SampleFile:
     try:
-        # A pipe would lose the bytes that are read to recognize its format.
+        # A pipe is refused, because the bytes that are read to recognize its format would be lost.
         check(path.is_file() or not path.exists(), "a file", f"{path}, which is none")
         with Unpacked(path) as file:
             first = file.bytes.readline(_HEADER_BYTES_MAX)
@@ -152,8 +153,8 @@ def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, Hash
 
 
 def _is_header(line: bytes, separator: str) -> bool:
-    """Return whether a line names columns. Names are no numbers; pandas may write an empty first
-    name."""
+    """Return whether a line contains names of columns. Names are no numbers; the first name can be
+    empty, as pandas may write it."""
     try:
         names = line.decode().rstrip("\r\n").split(separator)
     except UnicodeDecodeError:

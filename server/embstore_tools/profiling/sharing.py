@@ -1,11 +1,11 @@
-"""The number of hashed ids that share rows, if a hash spreads n ids evenly over N rows.
+"""Estimates how many hashed ids share rows, if a hash spreads n ids evenly over N rows.
 
     rows that have an id       N * (1 - (1 - 1/N)**n)
     share of ids that share    1 - (1 - 1/N)**(n - 1), about 1 - e**(-n/N)
     their row with another id
 
-A profile has counted rows. The first formula, solved for n, gives the number of ids. It is less
-exact the closer the counted rows are to all rows.
+A profile has counted rows, and the first formula, solved for n, gives the number of ids. The closer
+the number of counted rows is to N, the less exact is the result.
 """
 
 from math import expm1, log1p
@@ -32,7 +32,7 @@ def share_with_others(ids: float, rows: int) -> float:
 
 def hashed_facts(table: TableProfile) -> dict[str, Any]:
     """Return the stats of a table's ids as JSON values. None: there are too many ids to estimate
-    their number, or not all of the table's rows were kept."""
+    their number, or the profile has not kept all of the table's rows."""
     ids = None if table.error else ids_of_rows(len(table.keys), table.rows)
     sharing = None if ids is None else share_with_others(ids, table.rows)
     return {"ids": None if ids is None else round(ids), "ids_sharing_a_row": sharing}

@@ -1,9 +1,9 @@
 """The report of a training run: one HTML file, drawn from the run's history.
 
-    reading   a run's file, checked; rates between its samples
+    reading   reads and checks a run's file; computes rates between its samples
     charts    lines and stacked areas as inline SVG
     page      the page, and its parts
 
-The file needs no other file: no script, no font, no request. It follows its reader's light or dark
-theme. Names of tables and sessions come from the run, so all text is escaped.
+The HTML file needs no script, no font and no other file. It follows the light or dark theme of its
+reader's browser. Names of tables and sessions are data of the run, so all text is escaped.
 """

@@ -5,7 +5,8 @@ the page's style, by the index of a series, so that a light or dark theme can se
 has a tooltip (`title`), without a script.
 
 A first step takes ten times as long as other steps, because programs are compiled and pages are
-mapped in it. So the other steps set the scale; larger values are drawn at its end.
+mapped during it. Therefore the other steps determine the scale; larger values are drawn at the end
+of the scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,8 @@ def curve(xs: Sequence[float], ys: Sequence[float], text: Format, now: float) ->
 
 
 def _top(heights: Sequence[float], base: int) -> float:
-    """Return a round number that is not below any height, ignoring the first of several heights."""
+    """Return a round number that is not below any height; if there are several heights, the first
+    is ignored."""
     value = max(heights[1:] or heights, default=0)
     if value <= 0:
         return 1.0
@@ -80,7 +82,7 @@ def _top(heights: Sequence[float], base: int) -> float:
 
 
 _ROUND = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Round numbers. Those below a base are used with it."""
+"""Round numbers. With a base, those below the base are used."""
 
 
 def _place(

@@ -17,7 +17,7 @@ _LOOP = {
 }
 _ADVISED = (0.5, 0.8, 0.9, 0.95, 0.99)
 _STAGES_MAX = 6
-"""Most stages that are drawn: the number of distinct colours."""
+"""The largest number of stages that are drawn, which is the number of distinct colours."""
 
 _COLOURS = ("#2f6fde", "#d9822b", "#2a9d6f", "#b5479e", "#8a7f2e", "#6b6f76")
 _STYLE = """
@@ -96,7 +96,7 @@ def _over_steps(run: RunFile) -> Iterator[str]:
     yield _section("Hit rate", "Of the unique keys of each step, when they were looked up.")
     yield charts.lines(xs, hits, _percent, most=1.0)
     loop = {n: _thousandfold(run.rates(of)) for n, of in _LOOP.items() if of in run.samples}
-    if loop:  # a file that the server's page saved has none of it
+    if loop:  # a file that the server's page has saved lacks this part
         yield _section("Where the loop's time went", "Milliseconds a step.")
         yield charts.stacked(xs, loop, _ms)
     yield _section("Stalls", "Milliseconds a step that lookups waited while it was their turn.")
@@ -151,14 +151,15 @@ def _layout(cache: Mapping[str, Any], accesses: Mapping[str, Any]) -> dict[str, 
 
 
 def _share_at(count: int, rows: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the share of the accesses that `count` rows have, rounded down to a known point."""
+    """Return the share of the accesses that the `count` most accessed rows get, rounded down to a
+    known point."""
     return max(
         (share for row, share in zip(rows, shares, strict=True) if row <= count), default=0.0
     )
 
 
 def _size(wanted: float, accesses: Mapping[str, Any], row_bytes: int) -> str:
-    """Return the smallest number of rows that have a share of the accesses."""
+    """Return the smallest number of rows that together get a given share of the accesses."""
     pairs = zip(accesses["rows"], accesses["share"], strict=True)
     count = next((rows for rows, share in pairs if share >= wanted), None)
     if count is None:

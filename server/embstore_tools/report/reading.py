@@ -24,7 +24,7 @@ class RunFile:
 
     @property
     def steps(self) -> list[float]:
-        """The last steps of the spans between samples, for the spans that contain steps."""
+        """The last step of each span between two samples, for the spans that contain steps."""
         ends = self.samples["step"]
         return [after for before, after in pairwise(ends) if after > before]
 
@@ -56,7 +56,7 @@ def read(path: Path) -> RunFile:
 
     Raises
     ------
-    InvalidArgumentError : there is no such file, or it is not a run's file.
+    InvalidArgumentError : there is no such file, or it is not the file of a run.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -80,7 +80,8 @@ def read(path: Path) -> RunFile:
 
 
 def _check(samples: Mapping[str, Sequence[float]]) -> None:
-    """Raise TypeError unless all samples are numbers, and all counts have equally many."""
+    """Raise TypeError unless all samples are numbers, and all counts have the same number of
+    samples."""
     counts = {len(values) for values in samples.values()}
     if len(counts) != 1 or "step" not in samples:
         raise TypeError("samples of different lengths")

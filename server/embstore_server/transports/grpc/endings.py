@@ -1,4 +1,5 @@
-"""The end of a gRPC call by an error: its status is sent, and no object of the call is kept.
+"""The end of a gRPC call by an error: the error's status is sent, and no object of the call is
+kept.
 
 The traceback of an error refers to the frames of the call, and the frames refer to the message and
 the reply. The error may be remembered, and its status may wait for a client that does not read.
@@ -17,7 +18,7 @@ from embstore_proto.status import ERROR_METADATA, answer_of, message_of
 
 
 async def refuse(context: Any, error: Exception, metadata: Sequence[tuple[str, str]] = ()) -> None:
-    """End a call with the status of an error; raises gRPC's exception for that."""
+    """End a call with the status of an error, by raising gRPC's own exception."""
     named = [(ERROR_METADATA, type(error).__name__)] if isinstance(error, EmbstoreError) else []
     try:
         code, text = answer_of(error).code, message_of(error)
@@ -28,7 +29,7 @@ async def refuse(context: Any, error: Exception, metadata: Sequence[tuple[str, s
 
 
 async def sent(sending: Awaitable[None]) -> None:
-    """Wait until gRPC has sent a message; if it could not, the client has disconnected."""
+    """Wait until gRPC has sent a message; if gRPC cannot send it, the client has disconnected."""
     try:
         await sending
     except grpc.aio.AbortError:

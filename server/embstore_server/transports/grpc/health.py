@@ -1,9 +1,9 @@
-"""gRPC's health service. Anybody can call it, so it takes little memory of the server.
+"""gRPC's health service. It needs no token, so its calls must take little of the server's memory.
 
-gRPC passes on a message, and its length, only when all of it has arrived. Therefore few requests
-are awaited at a time, and none for long. A call beyond that number is answered without reading its
-request, as if it asked for the whole server: all services here have the same status. Event loop
-only.
+gRPC passes on a message, and its length, only after the whole message has arrived. Therefore at
+most READS_MAX requests are awaited at a time, and none for long. A further call is answered without
+reading its request, as if it asked for the whole server: all services here have the same status.
+Event loop only.
 """
 
 import asyncio
@@ -20,11 +20,13 @@ from embstore_server.transports.grpc.endings import sent
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 READS_MAX = 2
-"""Most requests that are awaited at a time; each can grow to the largest message of the port."""
+"""The largest number of requests that are awaited at a time; each can grow to the port's largest
+message."""
 WATCHERS_MAX = 128
-"""Most streams of Watch at a time; each has a task, and messages that its client can send."""
+"""The largest number of Watch streams at a time; each has a task, and holds messages that its
+client sends."""
 _REQUEST_BYTES_MAX = 1 << 10
-"""Most bytes of a request, which is the name of a service."""
+"""The largest size of a request in bytes; a request is the name of a service."""
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -32,7 +34,7 @@ class Health:
     """The status of the server and of its services by name: NOT_SERVING before `say` is called."""
 
     def __init__(self, name: str, read_s: float, after_refusal: Callable[[], None]) -> None:
-        """Know the service `name`, and wait `read_s` seconds for a request.
+        """Report on the service `name`, and wait at most `read_s` seconds for a request.
 
         `after_refusal` is called after a request was dropped, or was too large.
         """

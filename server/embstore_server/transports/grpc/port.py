@@ -1,10 +1,10 @@
 """The gRPC port: its server, with health and reflection.
 
-The port is bound when the server is made, so that a port in use is reported at once. By default
-gRPC would silently share a port with another server (SO_REUSEPORT); here it does not.
+The port is bound when the server is made, so that a port in use is reported at once. gRPC's default
+of sharing the port silently with another server (SO_REUSEPORT) is turned off.
 
 All connections are counted together, and not by address as in REST: gRPC's Python API shows no
-connections, and an address only with a call.
+connections, and reveals an address only in a call.
 """
 
 import asyncio
@@ -24,39 +24,40 @@ from embstore_server.transports.grpc.reflecting import Reflection
 from embstore_server.transports.grpc.rpc import SERVICE_NAME, GrpcCalls
 
 _RECEIVED_MARGIN = 2
-"""Unary messages up to this multiple of the limit are received, to be refused with a reason."""
+"""Unary messages up to this multiple of the limit are still received, so that they are refused with
+a reason."""
 
 _FRAME_BYTES = 1 << 10
 
 PINGS_APART_MS = 10_000
-"""A client can ask at these intervals whether the server is alive, while its call waits.
+"""A client whose call waits can ask at these intervals whether the server is alive.
 
-gRPC's own default of 5 minutes would disconnect clients of this project and of other frameworks
-that wait for minutes with a reason.
+gRPC's own default of 5 minutes would disconnect clients that legitimately wait for minutes.
 """
 
 _MOST = 2**31 - 1
 """The largest value of gRPC's options, which are C ints."""
 
 _IDLE_MS = 120_000
-"""Idle time after which a connection is closed; its client connects again with its next call."""
+"""The idle time after which a connection is closed; its client connects again for the next call."""
 
 _UNCOMPRESSED = 1
 """The bit of the encoding "identity".
 
-A compressed message may grow a thousandfold before any limit counts it. gRPC refuses calls with
-such a message unread (UNIMPLEMENTED).
+Compression is refused, because a compressed message may grow a thousandfold before any limit counts
+it. gRPC refuses a call with such a message (UNIMPLEMENTED) without reading the message.
 """
 
 UNREAD_BYTES = 1 << 17
 """Bytes that a client can send of a message that no handler awaits yet.
 
-In a data centre a client need not pause for that. gRPC by itself would let the number grow to 128
-MB for a client that sends fast.
+In a data centre a client need not pause because of this bound. By default, gRPC would let the
+number grow to 128 MB for a client that sends fast.
 """
 
 _LAST_REPLIES_S = 1.0
-"""Seconds for the answers of calls that were cut off, and for messages that are being sent."""
+"""Seconds at the end for the answers of calls that were cut off, and for messages that are being
+sent."""
 
 
 class Streams(Protocol):
@@ -81,7 +82,7 @@ class GrpcServer:
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
-                ("grpc.max_send_message_length", -1),  # our own limits apply, by name
+                ("grpc.max_send_message_length", -1),  # the server's own limits apply, by name
                 ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS),
                 ("grpc.max_allowed_incoming_connections", min(settings.connections_max, _MOST)),
                 ("grpc.server_handshake_timeout_ms", handshake_ms),

@@ -1,9 +1,10 @@
-"""Requests of one message, while they arrive.
+"""The arrival of requests that consist of one message.
 
-gRPC passes on a message, and its length, only when all of it has arrived. Until then no limit
-counts it, and it can grow to the largest message of the port. Therefore only few requests per
-client (a token, or a connection without one) are received at a time. The other requests wait in
-HTTP/2's flow control, where each takes no more than `port.UNREAD_BYTES`. Event loop only.
+gRPC passes on a message, and its length, only after the whole message has arrived. Until then no
+limit counts the message, which can grow to the largest message of the port. Therefore only few
+requests per client (a token, or a connection without one) are received at a time. The other
+requests wait in HTTP/2's flow control, where each takes no more than `port.UNREAD_BYTES`. Event
+loop only.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,10 +20,10 @@ from embstore_server.path.turns import Turns
 T = TypeVar("T")
 
 CONTROL_MAX = 4
-"""Most requests without arrays that are received at a time per client.
+"""The largest number of requests without arrays that are received at a time per client.
 
-They have a queue of their own, so that bulk requests do not delay the renewal of a lease; all but
-the largest arrive together with their call.
+These requests have a queue of their own, so that bulk requests do not delay the renewal of a lease.
+All but the largest of them arrive together with their call.
 """
 _BULK_MIN = 4
 
@@ -34,7 +35,7 @@ class Receiving:
         """Bound the bytes of a message, and the bytes in flight."""
         self._message_bytes_max = message_bytes_max
         self._inflight_bytes_max = inflight_bytes_max
-        # only of clients that are sending requests
+        # only for clients that are sending requests
         self._queues: dict[tuple[str, bool], Turns] = {}
 
     async def control(self, caller: Caller, context: Any) -> bytes:
@@ -55,8 +56,8 @@ class Receiving:
     async def in_turn(
         self, client: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
     ) -> T:
-        """Return the result of `read`, as one of at most `most` requests that a client sends at a
-        time."""
+        """Return the result of `read`, once fewer than `most` requests of its client are being
+        received."""
         key = client, is_bulk
         turns = self._queues.get(key)
         if turns is None:

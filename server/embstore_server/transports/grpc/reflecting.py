@@ -1,7 +1,7 @@
 """gRPC's reflection: the .proto files, for callers that the server knows.
 
-gRPC accepts reflection's messages in any size. Therefore a request needs a token, if the server has
-tokens, and it is received like other small requests (receiving.py).
+gRPC accepts messages of any size for reflection. Therefore a request needs a token, if the server
+has tokens, and is received like other small requests (receiving.py).
 """
 
 import asyncio

@@ -2,10 +2,10 @@
 
 A control or bulk verb has one message each way; a bulk verb also has a twin with a stream each way.
 Other verbs answer by a stream. gRPC itself never answers a request that ends without its message,
-and waits for a message for an unlimited time. Therefore every request is received as a stream here,
-within the call's deadline. There are no serialisers: gRPC passes on the bytes that arrived, and
-takes the bytes to be sent. A stream is received as a whole before anything is queued, so a stream
-that is cut in the middle applies nothing.
+and waits for a message without a time limit. Therefore this module receives every request as a
+stream, within the call's deadline. There are no serialisers: gRPC passes on the received bytes, and
+gets the bytes to send. A stream is received as a whole before anything is queued, so a stream that
+is cut in the middle applies nothing.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class GrpcCalls:
             caller.received_bytes = len(request)
             caller.brief = verb.is_bulk and len(request) <= BRIEF_BYTES
             with self._service.reservation(caller) as reservation:
-                if verb.is_bulk:  # a lease is renewed even if too much is in flight
+                if verb.is_bulk:  # a lease is renewed even if too many bytes are in flight
                     reservation.add(len(request))
                 reply = await self._calls.reply(verb, call, caller, [request], reservation)
                 if verb.is_bulk:
@@ -83,8 +83,9 @@ class GrpcCalls:
     async def _stream(
         self, name: str, verb: Verb, requests: AsyncIterator[bytes], context: Any
     ) -> None:
-        # This comes first. If a deadline passed during the first write, the metadata would be half
-        # sent: gRPC could then send no status, and the client would wait for ever.
+        # Metadata are sent before the first message. If a deadline passed during the first write,
+        # the metadata would be half sent: gRPC could then send no status, and the client would wait
+        # for ever.
         await sent(context.send_initial_metadata(()))
         call = GrpcIncoming(self._service, context, in_chunks=verb.has_bulk_reply or verb.is_bulk)
         async with self._calls.answered(name, call) as caller:
@@ -96,9 +97,9 @@ class GrpcCalls:
     ) -> None:
         """Answer a stream.
 
-        This method is a frame of its own for the message and the reply. The frame of `_stream`
-        lives until the status is sent, and a client that does not read the status must not keep
-        them alive.
+        This method exists so that message and reply have a frame of their own. The frame of
+        `_stream` lives until the status is sent, and a client that does not read the status must
+        not keep message and reply alive.
         """
         with self._service.reservation(caller) as reservation:
             if verb.is_bulk:
@@ -188,7 +189,7 @@ class GrpcIncoming:
             ) from None
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:
-        """End the call with an error; raises gRPC's exception for that."""
+        """End the call with an error, by raising gRPC's own exception."""
         metadata = [(NOT_AGAIN_METADATA, "the store has failed")] if is_final else []
         await refuse(self.context, error, metadata)
 

@@ -1,8 +1,8 @@
 """Commands that REST refuses on a single shard of a cluster.
 
-REST belongs to one server. It refuses commands that either all shards must execute or none: a table
-or a label on one shard alone would make the cluster inconsistent. gRPC cannot refuse them, because
-the router of a cluster calls each shard like any other client.
+REST reaches one server only. Therefore it refuses commands that must be executed either by all
+shards or by none: a table or a label on one shard alone would make the cluster inconsistent. gRPC
+cannot refuse such commands, because the router of a cluster calls each shard like any other client.
 """
 
 from collections.abc import Callable

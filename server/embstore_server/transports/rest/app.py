@@ -34,7 +34,7 @@ _DESCRIPTION = (
 _TOKEN = HTTPBearer(
     scheme_name="token",
     description="NAME.SECRET; with mutual TLS, a certificate of a known name does as well",
-    auto_error=False,  # only for the OpenAPI document: the call authenticates the caller
+    auto_error=False,  # only for the OpenAPI document; the call itself authenticates the caller
 )
 
 
@@ -73,8 +73,8 @@ def make_rest(service: Service) -> FastAPI:
 
 
 def _operation_id(route: APIRoute) -> str:
-    """Return an operation's name, made from the route's function: get_table_stats,
-    GetTableStats."""
+    """Return an operation's name, made from the name of the route's function: GetTableStats for
+    get_table_stats."""
     return "".join(word.capitalize() for word in route.endpoint.__name__.split("_"))
 
 

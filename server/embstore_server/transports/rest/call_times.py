@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """GET /api/v1/calls: the times of calls, as histograms, and the latest slow calls.
 
-The difference of two answers is the histogram of the calls between them, from which the page
-computes the quantiles of the last seconds. No engine is needed.
+The difference of two answers is the histogram of the calls between the two. From such differences
+the page computes the quantiles of the last seconds. The engine is not needed.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ router = APIRouter(route_class=CallRoute, tags=["stats"])
 
 @dataclass
 class VerbHistograms:
-    """The calls of one verb by their times: the number in each bucket, and above the last bound."""
+    """The calls of one verb by duration: the number in each bucket, and the number above the last
+    bound."""
 
     call: list[int] = gauge("By the time of the whole call.")
     wait: list[int] = gauge("By the time in the queue.")

@@ -1,9 +1,9 @@
-"""A call from request to answer: every route that is a verb is such a call.
+"""A call of REST, from request to answer; every route that is a verb makes such a call.
 
-The caller is made before the body is read, so that the deadline covers the reading, and a refused
-body also counts among the verb's calls. An `X-Request-Timeout` header, in seconds, shortens the
-deadline; so does the header that Prometheus sends. A long job ends when its client disconnects;
-other calls continue until they are done, or until their deadline.
+The caller is made before the body is read. Therefore the deadline includes the reading, and a
+request whose body is refused also counts as a call of the verb. An `X-Request-Timeout` header, in
+seconds, shortens the deadline; so does the header that Prometheus sends. A long job ends when its
+client disconnects; other calls continue until they are done, or until their deadline.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ from embstore_server.transports.rest.connections import CERTIFICATE_NAMES
 from embstore_server.transports.rest.errors import refusal_of, request_id
 
 LANE = "rest"
-"""All of REST is one client: however many dashboards there are, trainers wait for one call."""
+"""All callers of REST share one client name: however many dashboards there are, a trainer waits for
+at most one of their calls."""
 
 _HEADER_CHARACTERS_MAX = 200
 _TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
@@ -72,7 +73,7 @@ class Call:
         """Execute a command whose preparation takes long, and return the answer of `then`.
 
         `make` makes the command; `then(command, result)` makes the answer, which takes long as
-        well. All of it runs on a thread of the verb's own.
+        well. `make`, the command and `then` run on one of the verb's own threads.
         """
         self.check_ready()
 
@@ -86,9 +87,10 @@ class Call:
         return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
 
     def permitted(self, command: T) -> T:
-        """Return a command, if the caller has the right, and a single shard can execute it.
+        """Return a command, if the caller has the right to it, and a single shard can execute it.
 
-        A route without a command passes a command whose result reveals as much. Any thread.
+        A route without a command of its own passes a command whose result reveals as much. Any
+        thread.
         """
         command = self.service.permitted(self.caller, command)
         check_alone(command, lambda: self.service.engine.shard)
@@ -101,18 +103,19 @@ class Call:
     def check_may_read_stats(self) -> None:
         """Refuse a caller without the right to read the store's stats.
 
-        This is for routes that have no command, and reveal as much as the stats do.
+        This check is for routes that have no command, and reveal as much as the stats do.
         """
         self.permitted(GetStats())
 
     def check_ready(self) -> None:
-        """Raise StoreClosedError while the server is starting, stopping or has failed."""
+        """Raise StoreClosedError if the server is starting, is stopping or has failed."""
         if reason := self.service.not_ready:
             raise StoreClosedError(reason)
 
 
 def one_table(name: str) -> str:
-    """Return the name of a table, for a verb that reads an empty name as all tables."""
+    """Return the name of a table; raise TableNotFoundError for "", which the verb would read as all
+    tables."""
     if not name:
         raise TableNotFoundError("no table ''")
     return name
@@ -123,7 +126,7 @@ async def _call_of(request: Request) -> Call:
 
 
 Calling = Annotated[Call, Depends(_call_of)]
-"""The parameter of a route that is a verb."""
+"""The parameter by which a route that is a verb gets its call."""
 
 
 async def _answered(verb: str, request: Request, answer: Answer) -> Response:

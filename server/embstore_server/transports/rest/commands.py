@@ -1,4 +1,4 @@
-"""POST /api/v1/commands/{Verb}: a verb, by the protobuf-JSON of its request and reply.
+"""POST /api/v1/commands/{Verb}: calls a verb by the protobuf-JSON of its request and reply.
 
 Each verb has a route, so that it is counted and documented by its name. Verbs without a JSON form
 are refused by the wire format (`embstore_proto.verbs`).

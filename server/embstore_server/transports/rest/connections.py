@@ -1,12 +1,12 @@
-"""The connections of the REST port: their number is bounded, and an idle one is closed.
+"""The connections of the REST port: their number is bounded, and an idle connection is closed.
 
-A connection holds a descriptor from the moment it is accepted: TLS may be agreed on much later, or
-never. Therefore it is counted at that moment, and one beyond the bound is closed at once. One
-address can have at most half of all connections, so that it does not block other addresses;
-loopback, where proxies are, can have all.
+A connection occupies a descriptor from the moment when it is accepted; TLS may be agreed on much
+later, or never. Therefore connections are counted when they are accepted, and a connection beyond
+the bound is closed at once. One address can have at most half of all connections, so that it does
+not block other addresses; loopback, where proxies run, can have all connections.
 
-Uvicorn closes a connection that has been answered and sends nothing more. But it waits for ever for
-the first request, and for the rest of a request.
+Uvicorn closes a connection that has been answered and sends nothing more. But by itself it would
+wait for ever for the first request, or for the rest of a request.
 
 With mutual TLS, each request carries the names in its connection's certificate. A client need not
 show a certificate here, because probes have none.
@@ -23,7 +23,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CERTIFICATE_NAMES = "certificate_names"
-"""Key of a request's state: the names in the certificate that its client has shown."""
+"""The key, in a request's state, of the names in the certificate that the client has shown."""
 
 _SHARE = 2
 """One address can have 1/n of all connections."""
@@ -37,8 +37,8 @@ class Listener(socket.socket):
 
     def __init__(self, address: tuple[str, int], family: int, connections_max: int) -> None:
         made = socket.create_server(address, family=family)
-        # The protocol is given by its number. For sockets without one, asyncio does not turn off
-        # Nagle's algorithm, and the second packet of an answer would wait 40 ms for the
+        # The protocol's number is given. For sockets without a protocol number, asyncio does not
+        # turn off Nagle's algorithm, and the second packet of an answer would wait 40 ms for the
         # acknowledgement of the first.
         super().__init__(made.family, made.type, socket.IPPROTO_TCP, made.detach())
         self._connections_max = connections_max
@@ -81,7 +81,7 @@ def _names_in(transport: Any) -> tuple[str, ...]:
 
 
 class _Connection(H11Protocol):
-    """A connection with a bounded time for the head of a request."""
+    """A connection whose client has a bounded time to send the head of a request."""
 
     def __init__(self, *args: Any, handshake_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -98,9 +98,9 @@ class _Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not HTTP; close the connection if its answer has been sent already.
+        """Refuse input that is not HTTP; close the connection if an answer has been sent already.
 
-        The application's answer to a request that breaks off in this way is dropped.
+        If a request ends in such input, the application's answer to that request is dropped.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -115,7 +115,8 @@ class _Connection(H11Protocol):
         self._stop_watching()
 
     def _watch(self) -> None:
-        """Let the time run while there is no request, or only a part of its head."""
+        """Measure the time as long as there is no request, or only a part of the head of a
+        request."""
         is_asked = self.cycle is not None and not self.cycle.response_complete
         if is_asked or self.timeout_keep_alive_task is not None:
             self._stop_watching()

@@ -1,10 +1,11 @@
-"""Refusals: all have the form {"error", "message", "request"}; one function finds their status.
+"""Refusals of requests: all have the form {"error", "message", "request"}, and one function finds
+their status.
 
 Errors of the tree have the status that `embstore_proto.status` assigns. Requests that HTTP itself
 refuses (no such route, another method, a large body, another media type) keep HTTP's status. A body
-or parameter that does not fit its model is answered 400, as if the store had refused it. All of
-these are the caller's mistakes, so they are named InvalidArgumentError. Any other exception is a
-bug: it is logged with its traceback, and answered 500 without its text.
+or parameter that does not fit its model is answered with 400, as if the store had refused it. All
+of these are mistakes of the caller, and are named InvalidArgumentError. Any other exception is a
+bug: it is logged with its traceback, and the answer is 500 without the exception's text.
 """
 
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def refused(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 
 def _problems(error: RequestValidationError) -> str:
-    """Return the problems of a request, each with its place: "body.cache_bytes: Input should be
+    """Return the problems of a request, each with its position: "body.cache_bytes: Input should be
     ..."."""
     problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     if len(problems) > _PROBLEMS_MAX:

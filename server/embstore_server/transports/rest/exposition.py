@@ -3,8 +3,8 @@
 A stat without a value has no sample; Prometheus itself computes ratios. Counters only grow while
 the process lives, with two exceptions. The counters of a pool start again when the last table of
 its layout is dropped and another is created. The counters of accesses start again with ClearCounts.
-Prometheus treats both as a restart. Labels are verbs, codes, stages, layouts, and names of tables
-and live sessions: all are bounded.
+Prometheus treats both exceptions as a restart. Labels are verbs, codes, stages, layouts, and names
+of tables and live sessions; the number of each is bounded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,8 @@ _NUMBERS = ("counter", "gauge", "flag", "texts")
 
 
 class Families(Collector):
-    """The metrics of a document of stats: a family per declaration, even without a sample."""
+    """The metrics of a document of stats: one family per declared stat, even if it has no
+    sample."""
 
     def __init__(self, of: type, document: Mapping[str, Any]) -> None:
         self._families: dict[str, Any] = {}
@@ -38,7 +39,7 @@ class Families(Collector):
                 yield InfoMetricFamily(f"embstore_{name}", f"Texts of the {name}.", labels)
 
     def _declare(self, of: type, prefix: str, labels: list[str]) -> None:
-        """Make the families of a part, whose owners have these labels."""
+        """Make the families of a part of the document; its owners have these labels."""
         stats = declared(of)
         labels = labels + [stat.label or stat.name for stat in stats if stat.kind == "label"]
         for stat in stats:
@@ -56,7 +57,8 @@ class Families(Collector):
                 self._families.setdefault(name, make(name, stat.help, labels=labels + own))
 
     def _add(self, of: type, document: Mapping[str, Any], prefix: str, labels: list[str]) -> None:
-        """Add the samples of a part; `labels` are the values of its owners' labels."""
+        """Add the samples of a part of the document; `labels` are the values of its owners'
+        labels."""
         stats = declared(of)
         labels = labels + [str(document[stat.name]) for stat in stats if stat.kind == "label"]
         for stat in stats:
@@ -104,8 +106,9 @@ def _samples(stat: Stat, value: Any) -> Iterator[tuple[list[str], float]]:
 def exposition(calls: CollectorRegistry, stats: Mapping[str, Any], age_s: float | None) -> bytes:
     """Return a scrape in Prometheus's text format. Any thread.
 
-    `calls` is the registry of `Metrics`. `stats` are by the names in `ScrapedStats`; missing parts
-    have no metrics. `age_s` is the age of the store's stats; None: there are none.
+    `calls` is the registry of `Metrics`. `stats` maps the names in `ScrapedStats` to the parts;
+    missing parts have no metrics. `age_s` is the age of the store's stats; None: there are no such
+    stats.
     """
     registry = CollectorRegistry()
     registry.register(Families(ScrapedStats, stats))

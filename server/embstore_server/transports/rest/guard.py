@@ -1,25 +1,28 @@
 """Refuses requests before any route, and gives every request an id.
 
 **Browsers.** Every client that reaches the port can call every route, and a web page that an
-operator visits reaches loopback. Therefore three kinds of requests are refused that only a browser
-sends for a page of another site:
+operator visits reaches loopback. Therefore the guard refuses three kinds of requests that only a
+browser sends, on behalf of a page of another site:
 
 - an `Origin` other than the requested host: it belongs to a page's script or form
-- a POST whose body is not declared application/json: a page can send it without a preflight; a PUT,
-  whose body may be a document (application/octet-stream), always needs a preflight
-- a `Host` that could be a page's own name: the name resolves to this machine (DNS rebinding), and
-  its page has the same origin. On a loopback address, every name is refused that is no loopback
-  name or address. On other addresses a name with a dot is refused, as public names have one, except
-  names that no public server can resolve. `allowed_hosts` contains further names that are accepted.
+- a POST whose body is not declared application/json: a page can send such a POST without a
+  preflight (a PUT, whose body may be an application/octet-stream document, always needs a
+  preflight)
+- a `Host` that could be the name of a page's site: if that name resolves to this machine (DNS
+  rebinding), the page has the same origin. If the server listens on a loopback address, only
+  loopback names and addresses are accepted. On other addresses, names with a dot are refused,
+  because public names contain a dot, except names that no public server can resolve.
+  `allowed_hosts` contains further names that are accepted.
 
-**Framing.** A body with a length and in chunks is refused: a proxy may see another request in it.
+**Framing.** A body that has a length and is also chunked is refused: a proxy may see another
+request in it.
 
-**Sizes.** A body above BODY_BYTES_MAX is refused, at once if its length is announced. The documents
-at DOCUMENT_PATHS are large; their routes have a limit of their own, which the guard does not know
-before the store is open.
+**Sizes.** A body above BODY_BYTES_MAX is refused; if its length is announced, it is refused before
+it arrives. The documents at DOCUMENT_PATHS are large. Their routes have a limit of their own, which
+the guard does not know before the store is open.
 
-**Ids.** A request keeps the `X-Request-Id` that it arrived with, if that is a plain word; otherwise
-it gets an id. The answer contains the id.
+**Ids.** If the `X-Request-Id` of a request is a plain word, the request keeps this id; otherwise it
+gets a new id. The answer contains the id.
 """
 
 import re
@@ -103,7 +106,8 @@ class Guard:
 
 
 def _path(scope: Scope) -> str:
-    """Return the path; below TABLES_PATH as it was sent, so that %2F is always part of a name."""
+    """Return the path, decoded; below TABLES_PATH it stays as it was sent, so that %2F is always
+    part of a name."""
     path, raw = str(scope["path"]), scope.get("raw_path")
     if path.startswith(TABLES_PATH) and raw and raw.startswith(TABLES_PATH.encode()):
         return str(raw.decode("latin-1"))

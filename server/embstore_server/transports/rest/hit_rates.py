@@ -1,11 +1,11 @@
 """GET /api/v1/hit-rates: predicted hit rates of caches of other sizes.
 
-A prediction takes seconds of a core, as long as training many steps takes. Therefore at most one
+A prediction takes seconds of a core, as long as the training of many steps. Therefore at most one
 prediction runs at a time, on a thread of its own, for all callers. The answer to a request is the
-last prediction. The request begins a new one if the last one is old, and waits for it only if the
-caller asks for that. A prediction is **old** after FRESH_S, or, if that is longer, after REST times
-the time that it took, so that predicting takes a small part of a core for any number of rows and
-pages. A prediction that failed (which is logged), or found no counted accesses, is old after
+last prediction. If that is old, the request begins a new prediction, and waits for it only if the
+caller asks to. A prediction is **old** after FRESH_S, or, if that is longer, after REST times its
+own duration. So predictions take a small part of a core, whatever the number of rows and of open
+pages. A prediction that failed (and was logged), or found no counted accesses, is old after
 RETRY_S. A prediction of another policy or budget is old at once.
 """
 
@@ -62,7 +62,7 @@ class Predictions:
     async def refresh(self, *, wait: bool) -> None:
         """Begin a prediction if the last one is old; with `wait`, wait for the running one.
 
-        Raises the prediction's error, if the call has waited for it.
+        Raises the error of the prediction if the call has waited for the prediction.
         """
         info = self._service.engine.execute(GetServerInfo())  # needs no turn
         of = info.policy, info.cache_bytes
@@ -109,8 +109,8 @@ async def get_hit_rates(
 ) -> dict[str, Any]:
     """Return the hit rates that caches of several sizes would have had, under each policy.
 
-    They are predicted from the counted accesses; without any there are no curves. If the last
-    prediction is old (a minute or more), it is returned, and another one begins.
+    The rates are predicted from the counted accesses; without counted accesses there are no curves.
+    If the last prediction is old (a minute or more), it is returned, and a new prediction begins.
     """
     call.check_ready()
     call.check_may_read_stats()

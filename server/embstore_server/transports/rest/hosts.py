@@ -1,4 +1,5 @@
-"""The name in a `Host` header, parsed strictly, so that no parser finds another name in it."""
+"""The name in a `Host` header. It is parsed strictly, so that no other parser can find another
+name."""
 
 import re
 from ipaddress import ip_address
@@ -12,10 +13,10 @@ _PORT_MAX = 65535
 
 
 def name_of(host: str) -> str | None:
-    """Return the name in a `Host`, in small letters, without the dot that ends a full name.
+    """Return the name in a `Host` header, in small letters, without the dot that ends a full name.
 
-    None: the header is neither a name nor an address. Only IPv6 addresses have brackets, and an
-    address has no dot at its end.
+    None: the header is neither a name nor an address. Only IPv6 addresses have brackets, and no
+    address ends with a dot.
     """
     match = _HOST.fullmatch(host)
     if match is None or int(match[3] or 0) > _PORT_MAX:

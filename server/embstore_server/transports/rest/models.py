@@ -11,7 +11,7 @@ from embstore.stats import Stat, declared, document, gauge, text
 
 _EXAMPLES: dict[Any, Any] = {int: 1000, float: 0.5, bool: False}
 _KEYS = {"table": "ads", "verb": "Lookup", "code": "OK", "stage": "gather"}
-"""Examples of a dict's keys, by the label of its stat."""
+"""Examples of the keys of a stat's dict, by the stat's label."""
 
 
 class Request(BaseModel):
@@ -47,7 +47,7 @@ class Context:
 
 
 def examples(*values: dict[str, Any]) -> ConfigDict:
-    """Return the configuration of a model with `values` as examples."""
+    """Return the configuration of a model, with `values` as its examples."""
     return ConfigDict(json_schema_extra={"examples": [*values]})
 
 

@@ -3,12 +3,12 @@
 The page is plain HTML, CSS and modules of JavaScript, in `embstore_server/page`: there is no build
 step, and it loads nothing from other sites. It calls the routes of REST like any other client and
 shows their answers, so the page itself needs no token. If the server has tokens, the page asks for
-one, and sends it with each request. All its paths are relative, so a proxy can serve it below a
+a token, and sends it with each request. All its paths are relative, so a proxy can serve it below a
 path of its own.
 
 The files are read once, when the application is made, and served from memory: other paths do not
-exist. The **policy** of their content lets them load from and call only this server, forbids inline
-scripts, and forbids showing them in a frame.
+exist. The **content policy** lets the files load from and call only this server. It forbids inline
+scripts, and showing the page in a frame.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # a browser keeps it, but checks it: a new version is seen at once
+    "cache-control": "no-cache",  # a browser stores the file, but checks its tag each time
 }
 
 
@@ -50,7 +50,7 @@ class PageFile(NamedTuple):
     content: bytes
     type: str
     tag: str
-    """The entity tag by which a browser checks whether it has this content."""
+    """The entity tag by which a browser checks whether its stored file has this content."""
 
 
 def page_files() -> dict[str, PageFile]:

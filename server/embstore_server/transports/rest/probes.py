@@ -1,9 +1,10 @@
-"""/healthz, /readyz and /metrics: for monitors of the process, so outside of the API's version.
+"""/healthz, /readyz and /metrics: these are for monitors of the process, so their paths contain no
+version of the API.
 
-A scrape must be answered while the engine executes a long call. It requests the store's stats in
-the queue like any call, but waits at most CAPTURE_S (or half of the scrape's own timeout). After
-that it shows the last stats that it received, with their age. Stats of sessions need no engine, and
-are always fresh: they show which ranks wait while the engine is busy.
+A scrape must be answered even if the engine executes a long call. A scrape queues a request for the
+store's stats like any call, but waits at most CAPTURE_S (or half of its own timeout). After that
+time, the answer contains the last stats that arrived, with their age. Stats of sessions need no
+engine and are always fresh: they show which ranks wait for a busy engine.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from embstore_server.transports.rest.models import REFUSED
 from embstore_server.transports.rest.stats import process_stats
 
 CAPTURE_S = 2.0
-"""Prometheus allows a scrape 10 s by default; a scrape well below that is shown on time."""
+"""Prometheus allows a scrape 10 s by default; a scrape that waits this long is well below that."""
 
 
 class Health(BaseModel):
@@ -47,7 +48,8 @@ class Scrapes:
         self._captured_at = 0.0  # monotonic seconds
 
     async def text(self, call: Calling) -> bytes:
-        """Return the metrics as text, made in a thread, because thousands of tables take long."""
+        """Return the metrics as text. A thread makes the text, because thousands of tables take
+        long."""
         call.check_may_read_stats()
         await self._capture(call)
         stats = dict(self._stats or {})

@@ -1,4 +1,4 @@
-"""Profiles and hot sets, as files.
+"""Profiles and hot sets are sent and received as files.
 
     GET, PUT  /api/v1/profile
     GET, PUT  /api/v1/hot-set
@@ -90,10 +90,11 @@ async def get_hot_set(call: Calling) -> Response:
 
 @router.put("/hot-set", name="PinHotSet", openapi_extra=_RECEIVED, response_model=_HOT_SET)
 async def pin_hot_set(call: Calling, request: HttpRequest) -> dict[str, Any]:
-    """Pin a hot set in place of the pinned one, whose version must be lower.
+    """Pin a hot set in place of the pinned hot set, whose version must be lower.
 
-    Rows of both sets stay in the cache meanwhile. If the answer is late, the hot set is pinned all
-    the same; the call can be sent again, with the same answer.
+    Until the new set is pinned, rows of both sets stay in the cache. If the answer does not arrive
+    in time, the hot set is pinned all the same; the call can be sent again, and gets the same
+    answer.
     """
     async with _received(call, request, "a hot set") as content:
         answered = await call.execute_long(
@@ -111,8 +112,8 @@ def _file(content: bytes, name: str) -> Response:
 async def _received(call: Call, request: HttpRequest, what: str) -> AsyncIterator[bytes]:
     """Yield the file in a request.
 
-    Until the block ends, its bytes count as in flight, from their arrival on; so does the memory to
-    parse them.
+    The file's bytes count as in flight from their arrival until the block ends; so does the memory
+    to parse them.
 
     Raises InvalidArgumentError if the file is too large; OverloadedError if too many bytes are in
     flight already; StoreClosedError if calls are not served; PermissionDeniedError.

@@ -1,11 +1,11 @@
-"""The HTTP port, on the event loop. It is bound when the context is entered, so that a port in use
-is reported at once.
+"""The HTTP port, on the event loop. The port is bound when the context is entered, so that a port
+in use is reported at once.
 
-The application is imported and made in a thread, at the first request that is not a probe. FastAPI
-takes as much processor time as all the rest of a start, and a server whose trainers use gRPC may
-never need it. Until then this module answers plain probes: health checks on the machine itself, or
-by the machine's address. Any other probe, such as a browser's, must pass the guard of the
-application.
+The application is imported and made in a thread, at the first request that is not a plain probe. To
+import FastAPI takes as much processor time as all the rest of a start, and a server whose trainers
+use gRPC may never need it. Until the application exists, this module answers plain probes: health
+checks on the machine itself, or by the machine's address. Any other probe, such as one of a
+browser, must pass the guard of the application.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ from embstore_server.transports.rest.connections import Listener, protocol
 from embstore_server.transports.rest.hosts import is_address, name_of
 
 _LAST_REPLIES_S = 1
-"""Seconds for clients to receive their answers when the server ends; then they are disconnected."""
+"""Seconds that clients have to receive their answers when the server ends; after that they are
+disconnected."""
 _UNPLAIN = (b"content-length", b"origin", b"transfer-encoding", b"x-request-id")
 """Headers that only the guard handles."""
 
@@ -71,7 +72,7 @@ class DeferredApp:
 
 
 def _is_here(host: str) -> bool:
-    """Return whether a Host is an address, or a name of this machine."""
+    """Return whether a `Host` header contains an IP address or a loopback name, or is empty."""
     name = name_of(host)
     return not host or (name is not None and (is_loopback(name) or is_address(name)))
 
@@ -123,7 +124,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
 
     def ended(_: object) -> None:
-        if not server.should_exit:  # not requested: gRPC continues, probes will fail
+        if not server.should_exit:  # unexpected: gRPC continues, probes will fail
             error = None if serving.cancelled() else serving.exception()
             event(logging.ERROR, "REST has ended", exc_info=error)
 

@@ -20,7 +20,8 @@ _SESSIONS = reply_model(
 
 @router.get("/sessions", name="ListSessions", response_model=_SESSIONS)
 async def list_sessions(call: Calling) -> dict[str, Any]:
-    """Return the progress of every live session. Needs no engine. Members are secret."""
+    """Return the progress of every live session. Needs no engine. The ids of members are secret,
+    and left out."""
     call.check_ready()
     call.check_may_read_stats()
     stats = call.service.engine.sessions.stats()

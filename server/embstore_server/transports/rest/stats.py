@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """The stats of the process: its state, its memory, and the calls of each verb.
 
-Together with the stats of the store they form the document of REST, and the metrics.
+Together with the stats of the store, these stats form the stats document of REST, and the metrics.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embstore_server.path.service import Service
 
 _CLOCK_BEGAN = time() - monotonic()
-"""Seconds of the Unix epoch when the monotonic clock was 0."""
+"""The Unix time, in seconds, at which the monotonic clock was 0."""
 
 
 @dataclass
@@ -130,7 +130,8 @@ def _memory(purpose: str, help: str, read: Any) -> Any:
 
 @dataclass
 class MemoryStats:
-    """Memory by purpose; the resident bytes of tables show whose rows the cache has."""
+    """Memory by purpose; the resident bytes of tables show how much of the cache each table
+    occupies."""
 
     process_resident_bytes: int = _memory(
         "process", "RAM of the whole process.", lambda _: _resident_bytes()
@@ -166,8 +167,8 @@ class ScrapedStats:
 
 @dataclass
 class ServerStats:
-    """All stats: the scraped ones, and the stats of calls, whose metrics are Prometheus's own
-    objects."""
+    """All stats: the scraped stats, and the stats of calls, which Prometheus's own objects
+    count."""
 
     scraped: ScrapedStats = inline(lambda stats: stats)
     verbs: dict[str, VerbStats] = part("Verbs that were called.", label="verb")
@@ -176,7 +177,7 @@ class ServerStats:
 def process_stats(service: "Service", store: dict[str, Any] | None) -> dict[str, Any]:
     """Return the stats of the process, by the names in `ServerStats`.
 
-    Without stats of the store there are no stats of memory.
+    If the store's stats are missing, the stats of memory are missing as well.
     """
     found = {
         "service": document(ServiceStats, service),

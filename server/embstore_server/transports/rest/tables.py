@@ -4,7 +4,7 @@
 **Names contain slashes**, and the last part of a name can be "stats". Therefore the path is matched
 as it was sent, and a slash has two meanings: `/tables/ads/stats` are the stats of "ads", while
 `/tables/ads%2Fstats` is the table "ads/stats", whose stats are at `/tables/ads/stats/stats` (or
-`/tables/ads%2Fstats/stats`). In other names both ways to write a slash are equal.
+`/tables/ads%2Fstats/stats`). In other names it makes no difference how a slash is written.
 """
 
 from dataclasses import asdict, dataclass

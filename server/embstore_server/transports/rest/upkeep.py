@@ -22,7 +22,7 @@ cache = APIRouter(route_class=CallRoute, tags=["cache"])
 
 @dataclass
 class CheckpointDescription:
-    """A state that is kept under a label."""
+    """A state of the store that is kept under a label."""
 
     label: str = text("Name of the checkpoint.")
     metadata: dict[str, Any] = text("What the caller gave with it.")
@@ -87,7 +87,8 @@ async def get_warming(call: Calling) -> dict[str, Any]:
 
 
 def _warming(call: Call) -> dict[str, Any]:
-    """Return the progress of the warm-up from the server's own notes: the engine may be busy."""
+    """Return the progress of the warm-up as the server has noted it, because the engine may be
+    busy."""
     warmed, error = call.service.warming.state()
     warming = WarmingStats(warmed.rows, warmed.of, not warmed.finished, error)
     return reply(call.service.context(), warming=vars(warming))

@@ -5,9 +5,9 @@ connection's large payloads. A **connection** has one call at a time. The **port
 connections.
 
 **Trust.** Clients are not trusted. A segment contains only data. Keys are copied before they are
-read, because their sender can change them at any time. Gradients are copied as well, unless the
-engine reads each of them once (`Update`: only their sums are kept, and logged). Rows are written
-and never read. The segment is sealed at its size, so that no client can truncate it during a copy.
-Its pages are allocated when it is made, so that a full machine refuses it instead of killing the
-process.
+read, because the client can change them at any time. Gradients are copied as well, unless the
+engine reads each gradient once (`Update`: only the sums are kept, and logged). Rows are written and
+never read. The segment is sealed at its size, so that no client can truncate it during a copy. Its
+pages are allocated when the segment is made. So if memory is short, the segment is refused, and the
+process is not killed.
 """

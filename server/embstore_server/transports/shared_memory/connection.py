@@ -1,11 +1,11 @@
 """One client's connection: frames arrive, one call runs at a time, frames are sent.
 
-The socket never blocks. Each call has a task, except lookups: a lookup that need not wait is
-answered where it was read, together with lookups of other connections that arrived at the same time
-(`Calls.merged_lookups`). Frames that arrive during a call wait, within a bound, for its end; the
-end of the connection cancels the call. Rows are written into the segment after the request:
-`expect` reserves their space before the engine's turn. If they do not fit after all, because a
-table was created again meanwhile, they are copied once.
+The socket never blocks. A lookup that need not wait is answered where it was read, together with
+lookups of other connections that arrived at the same time (`Calls.merged_lookups`). Every other
+call has a task. Frames that arrive during a call wait, within a bound, for its end; the end of the
+connection cancels the call. Rows are written into the segment after the request: `expect` reserves
+their space before the engine's turn. If the rows do not fit after all, because a table was created
+again meanwhile, they are copied once.
 
 Event loop only, except `SharedIncoming.blank`.
 """
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 TRANSPORT = "shared_memory"
 
 _READ_ONCE = {"Update"}
-"""Verbs whose rows the engine reads once: an update checks, applies and logs only their sums."""
+"""Verbs whose rows the engine reads once: an update checks, applies and logs sums of its rows."""
 _LOOKUP = VERBS["Lookup"]
 _AT_ONCE_BYTES = 512 << 10
-"""Most bytes of keys of a lookup that is answered directly: they are copied first."""
+"""Most bytes of keys in a lookup that is answered directly; the keys are copied first."""
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
 _MADE_AT_ONCE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class Connection:
         self.segment: HostSegment | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
-        """Begin of the time without a call; None: a call is running."""
+        """The time at which the last call ended; None: a call is running."""
         self._socket = own
         self._received = bytearray()
         self._more: asyncio.Future[bytes | memoryview] | None = None  # set while no call runs
@@ -104,7 +104,7 @@ class Connection:
         self._received += data
         if self._more is None or self._more.done():  # a call is running
             if not data or len(self._received) > self._frame_bytes_max:
-                self.close()  # it has disconnected; or does not wait for its answers
+                self.close()  # it has disconnected, or sends without waiting for answers
             return None
         if not data:
             self.close()
@@ -115,7 +115,7 @@ class Connection:
         return found
 
     def _lookup(self) -> "tuple[SharedIncoming, Received] | None":
-        """Return the lookup, if it is all that has arrived."""
+        """Return the lookup, if nothing else has arrived."""
         received = self._received
         if len(received) < wire.HEAD_BYTES:
             return None
@@ -143,7 +143,7 @@ class Connection:
             return None
 
     def answer(self, pieces: "list[bytes | memoryview] | None") -> None:
-        """Send the answer of a lookup that `read` returned; None: let the task answer it."""
+        """Send the answer of a lookup that `read` returned; None: the task answers the lookup."""
         assert self._more is not None
         if not pieces:
             self._more.set_result(b"")
@@ -185,7 +185,7 @@ class Connection:
                         self._frame_bytes_max = self.port.frame_bytes_max(self.authorization)
                     case _:
                         raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
-        except EmbstoreError as exc:  # not of a call: a frame is invalid
+        except EmbstoreError as exc:  # no error of a call: a frame is invalid
             with suppress(OSError):
                 self._socket.send(_refusal(exc))
         finally:
@@ -239,7 +239,7 @@ class Connection:
             await self.refuse(exc)
 
     async def grow(self, size: int, caller: Caller) -> None:
-        """Make a segment of at least `size` bytes in place of the previous one, and pass it."""
+        """Make a segment of at least `size` bytes in place of the previous one, and send it."""
         size = segment_bytes(size)
         self._give_up_segment()
         reservation = self.port.service.lend(caller, size)
@@ -264,7 +264,7 @@ class Connection:
         try:
             return await asyncio.shield(making)
         except BaseException:
-            making.add_done_callback(_drop)  # it may still be made, in vain
+            making.add_done_callback(_drop)  # the thread may still make it, in vain
             raise
 
     # Calls
@@ -359,7 +359,7 @@ class SharedIncoming:
         self.authorization = connection.authorization
         self._connection = connection
         self._caller: Caller | None = None
-        self._segment = connection.segment  # this call's segment; it never writes to a later one
+        self._segment = connection.segment  # this call's segment, and no later one
         self._end = 0  # end of the used part of the segment
         self.device: DeviceCall | None = connection.device.call()
         self._traceparent, connection.traceparent = connection.traceparent, ""
@@ -400,7 +400,7 @@ class SharedIncoming:
         return Received(asked.header, payload, copies, None, once, self.device)
 
     def has_room(self, count: int) -> bool:
-        """Return whether `count` bytes fit without `expect`."""
+        """Return whether `count` bytes fit in the reply without a call of `expect`."""
         segment = self._segment
         return count <= INLINE_BYTES or (
             segment is not None and aligned(self._end) + count <= segment.size
@@ -443,7 +443,7 @@ class SharedIncoming:
         self._connection.answer(reply and self._placed(reply, is_last=True))
 
     def _placed(self, reply: Framed, *, is_last: bool) -> "list[bytes | memoryview] | None":
-        """Return an answer's pieces if its payload is in the segment already, or small; else
+        """Return an answer's pieces if its payload is small, or in the segment already; otherwise
         None."""
         if reply.lent is not None and self._is_in_segment(reply.lent):
             begin = self._end - len(reply.lent)

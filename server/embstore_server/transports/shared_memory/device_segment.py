@@ -1,20 +1,21 @@
-"""The GPU's memory that one client shares with the server; for the host's see host_segment.py.
+"""The GPU memory that one client shares with the server; for host memory see host_segment.py.
 
-A client on the same host that has its arrays in a GPU's memory requests a *device segment*: an
-allocation on the engine's device, to which it receives handles (embstore_proto.device_segment
-defines the protocol, embstore.device.shared the client's rights and their consequences). It
-requests another segment when a call needs more. The bytes are lent within the same bounds as the
-bytes of a host segment (`Inflight.lend`).
+A client on the same host that has its arrays in a GPU's memory requests a *device segment*. This is
+an allocation on the engine's device, to which the client receives handles.
+embstore_proto.device_segment defines the protocol; embstore.device.shared defines the client's
+rights and their consequences. When a call needs more memory, the client requests another segment.
+The bytes are lent within the same bounds as the bytes of a host segment (`Inflight.lend`).
 
 **Freeing.** The end of the connection or of its call does not free the segment: arrays of results
-may outlive both, and memory that another process has open must not be freed. It is freed when no
-call here refers to it any more, and its keepalive descriptor (tether) has ended, because the client
-has closed it or the client's process has ended. Until then its bytes stay lent. Freeing waits for
-the device, so it is done on a thread.
+may outlive connection and call, and memory that another process has open must not be freed. The
+segment is freed when no call here refers to it any more and its keepalive descriptor (tether) has
+ended. The tether ends when the client closes it or the client's process ends. Until then the
+segment's bytes stay lent. Freeing waits for the device, so a thread does it.
 
 **A call** begins when the client's copies into the segment are complete. Waiting for them takes no
-turn of the engine and no work of the device: the event is polled, with a growing pause, until the
-call's deadline. If a trainer still computes its gradients, it delays only its own call.
+turn of the engine and no work of the device: the event behind the copies is polled, with a growing
+pause, until the call's deadline. A trainer that still computes its gradients delays only its own
+call.
 
 Event loop only, except `DeviceCall.blank`.
 """
@@ -51,12 +52,13 @@ VERBS = (
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
-"""First and longest pause in seconds between two polls of an event; between them a pause is 1/n of
-the time waited so far."""
+"""The shortest and the longest pause between two polls of an event, in seconds; within these
+bounds, a pause is 1/n of the time waited so far."""
 
 
 class DeviceSegment:
-    """Memory that a client has opened, or may open. It is lent until its tether has ended."""
+    """Memory that a client has opened, or may open. The memory is lent until its tether has
+    ended."""
 
     def __init__(self, memory: "SharedMemory", reservation: Reservation, traffic: Traffic) -> None:
         self.memory = memory
@@ -95,7 +97,7 @@ class DeviceSegment:
 
 
 class DeviceSide:
-    """A connection's part of the device: a segment, or none."""
+    """What a connection uses of the device: a segment, or none."""
 
     def __init__(self, connection: "Connection") -> None:
         self.segment: DeviceSegment | None = None
@@ -110,7 +112,7 @@ class DeviceSide:
             self.segment = None
 
     def call(self) -> "DeviceCall | None":
-        """Return the device's part of the call that comes next."""
+        """Return the device's part of the next call."""
         announced, self.announced = self.announced, None
         return None if announced is None else DeviceCall(self, announced)
 
@@ -134,11 +136,12 @@ class DeviceSide:
             await connection.refuse(exc)
 
     async def grow(self, size: int, caller: Caller) -> DeviceSegment:
-        """Make a segment of at least `size` bytes in place of the previous one, and pass it.
+        """Make a segment of at least `size` bytes in place of the previous one, and send its
+        handles.
 
-        If it raises an EmbstoreError, the previous segment stays.
+        If this raises an EmbstoreError, the previous segment stays.
         """
-        from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES  # a server on a CPU has no need
+        from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES  # only for a GPU
 
         port = self._connection.port
         size = max(segment_bytes(size), EXPORTED_MULTIPLE_BYTES)
@@ -154,7 +157,7 @@ class DeviceSide:
         try:
             await self._connection.send([wire.segment(made.handles)], made.tether.fileno())
         finally:
-            made.tether.close()  # the client has it now
+            made.tether.close()  # the client has the descriptor now
         return made
 
 
@@ -166,9 +169,10 @@ class DeviceCall:
         self._side = side
         self._caller: Caller | None = None
         self._size, self._end = 0, announced
-        """Bytes of the segment in which the rows are written, and the number of used bytes."""
-        # This is a reference of its own: the segment may be released while the engine executes the
-        # call.
+        """The size in bytes of the segment in which the rows are written, and the number of used
+        bytes."""
+        # The call has a reference of its own, because the segment may be released while the engine
+        # executes the call.
         self._memory = self._rows_memory = None if side.segment is None else side.segment.memory
         if side.segment is not None:
             self._size = side.segment.size
@@ -238,7 +242,8 @@ class DeviceCall:
 
 
 class DeviceBlank(Blank):
-    """A message made before its rows are known; they are written where the client reads them."""
+    """A message made before its rows are known; the rows are then written where the client reads
+    them."""
 
     def __init__(self, memory: "SharedMemory", places: Sequence[Place]) -> None:
         self._row_places = places
@@ -246,7 +251,7 @@ class DeviceBlank(Blank):
         self._stored = []  # nothing is rounded
 
     def add(self, array: Any) -> pb.Array:
-        """Return the place of one of the message's arrays, for the header."""
+        """Return the position of one of the message's arrays, for the header."""
         number = next(n for n, own in enumerate(self.arrays) if own is array)
         return self._row_places[number].stored()
 

@@ -1,9 +1,9 @@
-"""Memory that one client shares with the server: made here, passed as a descriptor.
+"""Memory that one client shares with the server; the server makes it, and sends a descriptor.
 
-It is a file in memory without a name (memfd). Therefore it needs no space in /dev/shm, and is freed
-with its last user. Its size is sealed. Its bytes count as in flight as long as the server keeps it
-(`Inflight.lend`). If a client still maps a part of a released segment, that part counts as the
-client's own memory.
+The memory is a file in memory without a name (memfd). Therefore it needs no space in /dev/shm, and
+is freed when the last process has closed it. Its size is sealed. Its bytes count as in flight as
+long as the server keeps the segment (`Inflight.lend`). If a client still maps a part of a released
+segment, the operating system counts that part as the client's own memory.
 """
 
 import errno
@@ -21,8 +21,8 @@ _NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
 def segment_bytes(wanted: int) -> int:
     """Return the size of a segment for `wanted` bytes.
 
-    Up to 64 MiB it is a power of two, so that a growing segment is made few times; above that it is
-    a multiple of 16 MiB, so that little is wasted.
+    Up to 64 MiB the size is a power of two, so that a growing segment is made few times; above 64
+    MiB it is a multiple of 16 MiB, so that little is wasted.
     """
     if wanted <= 64 << 20:
         return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)
@@ -34,8 +34,8 @@ class HostSegment:
     """Shared memory of a fixed size; `close` releases it."""
 
     def __init__(self, size: int, reservation: Reservation) -> None:
-        """Make it; this takes a fifth of a millisecond per MiB. Any thread. Raises
-        CapacityError."""
+        """Make the memory; this takes a fifth of a millisecond per MiB. Any thread. Raises
+        CapacityError if memory is short."""
         self.size = size
         self._reservation = reservation
         try:
@@ -43,7 +43,7 @@ class HostSegment:
         except OSError as exc:
             raise CapacityError(f"no descriptor to share memory with a client: {exc}") from exc
         try:
-            # allocates its pages; else the first access may fail
+            # allocates the pages; otherwise the first access may fail
             os.posix_fallocate(self.descriptor, 0, size)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
@@ -60,6 +60,6 @@ class HostSegment:
         os.close(self.descriptor)
 
     def close(self) -> None:
-        """Release it; its memory is freed when the last call that reads it has ended."""
+        """Release the segment; its memory is freed when the last call that reads it has ended."""
         self.memory = memoryview(b"")
         self._reservation.release()

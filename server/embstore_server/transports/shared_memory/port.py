@@ -1,14 +1,16 @@
 """The Unix socket at which clients on this host request shared memory.
 
-It belongs to the server's user alone (mode 0600), and the kernel reports each client's user: other
-users are refused, even if the mode of the file has been changed. A token is required as over gRPC.
+The socket belongs to the server's user alone (mode 0600), and the kernel reports each client's
+user: other users are refused, even if the mode of the socket has been changed. Clients need a
+token, as over gRPC.
 
-**Reading.** The port waits for all connections by an epoll of its own, of which the event loop sees
-one descriptor. In this way it finds lookups that arrive together, and answers them as one.
+**Reading.** The port waits for all connections by an epoll of its own; the event loop sees only the
+epoll's descriptor. In this way the port finds lookups that arrive together, and answers them as
+one.
 
 A socket that a killed server has left is replaced. If another server serves the socket, or the file
-is no socket, it is left alone, and this server does not start. A path that is too long for the
-kernel is reached through its directory's descriptor.
+is no socket, the file is left alone, and this server does not start. A path that is too long for
+the kernel is opened through the descriptor of its directory.
 """
 
 import asyncio
@@ -42,10 +44,12 @@ _BACKLOG = 128
 
 
 class SharedMemoryPort:
-    """The transport of a service, listening at `path`; empty if the transport is off."""
+    """The transport of a service, which listens at `path`; an empty path turns the transport
+    off."""
 
     def __init__(self, service: Service) -> None:
-        """Listen. Raises InvalidArgumentError if the path is in use, or cannot have a socket."""
+        """Listen at the path. Raises InvalidArgumentError if another server uses the path, or no
+        socket can be made there."""
         self.service = service
         self.calls = Calls(service)
         self.traffic = service.traffic[TRANSPORT]
@@ -92,8 +96,8 @@ class SharedMemoryPort:
         return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
 
     def frame_bytes_max(self, authorization: str) -> int:
-        """Return the largest frame of a client with this authorization; empty: it has sent none
-        yet."""
+        """Return the size of the largest frame of a client with this authorization; empty: the
+        client has sent none yet."""
         try:
             self.service.callers.principal(authorization, ())
         except UnauthenticatedError:
@@ -122,7 +126,7 @@ class SharedMemoryPort:
         self.traffic.connections = len(self._connections)
 
     def _process_ended(self, process: int) -> None:
-        if self.service.is_open:  # else there are no sessions
+        if self.service.is_open:  # otherwise there are no sessions
             self.service.engine.sessions.process_ended(process)
 
     def _readable(self) -> None:
@@ -182,12 +186,13 @@ class SharedMemoryPort:
         self._socket = None
         with suppress(OSError):
             found = os.stat(self.path)
-            if (found.st_dev, found.st_ino) == self._identity:  # else it is another server's
+            if (found.st_dev, found.st_ino) == self._identity:  # else it is another server's socket
                 os.unlink(self.path)
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a socket that a killed server left; raises InvalidArgumentError for any other file."""
+    """Remove a socket that a killed server left. Raises InvalidArgumentError if the file is
+    anything else."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -1,21 +1,21 @@
 """The processes of this host in which clients run, and the moment at which each ends.
 
-A trainer that is killed cannot close its session. Its lease would keep its tables for seconds more,
+A trainer that is killed cannot close its session. Its lease would hold its tables for seconds more,
 and a trainer that is started in its place would wait. The kernel reports the process that has
 connected to the socket (SO_PEERCRED), and a pidfd of that process becomes readable when it ends.
 The end of a connection is a weaker sign: a live process closes connections and opens others, and a
 forked child keeps the connections of a parent that was killed.
 
-**When a member of a session ends.** One process can join as a member, another can use the
-membership, and it can be used over the network as well. Each of the session's ranks counts calls by
-process (`Rank.calls`). When a process ends, a member ends with it if no other live process has used
-it, and if the process has made several calls: `embstore call` makes one call and ends, and a script
-of such commands keeps its member.
+**When a member of a session ends.** One process can join as a member, and another process can use
+the membership, over the network as well. Each of the session's ranks counts calls by process
+(`Rank.calls`). When a process ends, a member of the session ends with it if no other live process
+has used this member, and if the process has made several calls: `embstore call` makes one call and
+ends, and a script of such commands keeps its member.
 
 **Callers left to the lease.** A process whose end cannot be observed counts as process 0, which
-never ends. This is a caller over gRPC or REST, a caller in another PID namespace (a container), or
-a caller whose pidfd the server cannot open, because no descriptor is left or its sandbox forbids
-it. Clients do not send their process id.
+never ends. Such a process is a caller over gRPC or REST, a caller in another PID namespace (a
+container), or a caller whose pidfd the server cannot open, because no descriptor is left or the
+server's sandbox forbids it. Clients do not send their process id.
 
 Event loop only.
 """
@@ -33,7 +33,7 @@ class Processes:
     def __init__(self, ended: Callable[[int], None]) -> None:
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        # by process id, which is not reused while the descriptor is open
+        # by process id; the kernel does not reuse the id while the descriptor is open
         self._descriptors: dict[int, int] = {}
 
     def watched(self, process: int) -> int:

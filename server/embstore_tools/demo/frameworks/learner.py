@@ -1,8 +1,8 @@
-"""The interface of a framework for the training loop.
+"""The interface between a framework and the training loop.
 
-Each step calls, in this order, its `lookup`, then `learn`, then its `update`. `lookup` and `update`
-belong to the feed that `opened` returns. So a learner whose adapter keeps the result of a lookup,
-and its gradients, can use these instead of the arrays.
+For each step, the loop calls `lookup` of the step, then `learn`, then `update` of the step.
+`lookup` and `update` belong to the feed that `opened` returns. So if a framework's adapter keeps
+the result of a lookup and its gradients, the learner can use these instead of the arrays.
 """
 
 from contextlib import AbstractContextManager
@@ -16,14 +16,14 @@ from embstore_tools.demo.steps import Batch
 from embstore_tools.demo.ways import Feed, Way, WayInput
 
 DENSE_LEARNING_RATE = 2e-3
-"""Learning rate of Adam over the dense part."""
+"""The learning rate of Adam for the dense part."""
 
 
 class Learner(Protocol):
-    """A model of a dense part and embeddings. One thread."""
+    """A model of a dense part and embeddings. One thread at a time."""
 
     def opened(self, way: Way, material: WayInput) -> AbstractContextManager[Feed]:
-        """Feed a loop inside the with block."""
+        """Return a context manager; inside its block, the feed provides the steps of a loop."""
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:
         """Train the dense part on a batch whose step has looked up `rows`.

@@ -1,4 +1,4 @@
-"""The model in plain NumPy (dlrm.py), with lookups and updates by the store's own verbs."""
+"""The model in plain NumPy (dlrm.py), with lookups and updates by direct calls to the store."""
 
 from contextlib import AbstractContextManager
 
@@ -23,7 +23,7 @@ class NumpyLearner:
         self._optimizer = Adam(self._model.parameters, DENSE_LEARNING_RATE)
 
     def opened(self, way: Way, material: WayInput) -> AbstractContextManager[Feed]:
-        """Feed a loop in any way to train."""
+        """Return the feed of the given way to train."""
         return way.opened(material)
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:

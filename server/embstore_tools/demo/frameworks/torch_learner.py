@@ -1,9 +1,9 @@
 """The model in Torch, whose embeddings are an EmbeddingBagCollection of `embstore_client.torch`.
 
-Each bag has one id, so an activation is a row: the dense check compares the result of a forward
-pass, and `step` sends its gradient. The dense part begins with the weights of dlrm.py and is
-trained by Torch's own Adam. On a GPU all data stays there; only the rows that the check compares
-are copied to the host.
+Each bag has one id, so an activation is a row. Therefore the dense check can compare the result of
+a forward pass, whose gradient `step` sends. The dense part begins with the weights of dlrm.py, and
+is trained by Torch's own Adam. If the model is on a GPU, all data stays there, except the rows that
+the check compares, which are copied to the host.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,11 +51,11 @@ class TorchLearner:
         self._device = device
         self._model = _DenseDlrm(CATEGORIES, configs[0].dim, seed).to(device)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=DENSE_LEARNING_RATE)
-        self._outputs: dict[str, Any] = {}  # Of the current step, by table.
+        self._outputs: dict[str, Any] = {}  # The activations of the current step, by table.
 
     @contextmanager
     def opened(self, way: Way, material: WayInput) -> Iterator[Feed]:
-        """Feed a loop by single calls, or in a look-ahead session."""
+        """Return a feed that uses single calls, or a look-ahead session."""
         if not isinstance(way, Calls | Ahead):
             raise InvalidArgumentError("expected NumPy to train hot/cold, found Torch")
         lookahead = way.lookahead if isinstance(way, Ahead) else None
@@ -98,8 +98,8 @@ class TorchLearner:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in one thread: barriers of several threads would spin on cores that the server
-    needs."""
+    """Compute in one thread, because barriers of several threads would spin on cores that the
+    server needs."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -115,8 +115,8 @@ def _on_host(tensor: Any) -> NDArray[np.float32]:
 
 
 class _Ready(NamedTuple):
-    """A batch whose ids are on the model's device. A forward that is given the announced tensors
-    does not read them again."""
+    """A batch whose ids are on the model's device. If a forward gets the announced tensors, it does
+    not read the ids again."""
 
     batch: Batch
     ids: dict[str, Any]
@@ -124,7 +124,7 @@ class _Ready(NamedTuple):
 
 
 class _TorchFeed(Feed):
-    """Steps of a loop of the module; with `lookahead` None, a loop without a session."""
+    """The steps of a loop of the module; if `lookahead` is None, the loop has no session."""
 
     def __init__(self, material: WayInput, learner: TorchLearner, lookahead: int | None) -> None:
         super().__init__(material)
