@@ -34,8 +34,8 @@ class StoreOptions:
     device : where rows are cached and computed: "cpu"; "cuda:N", GPU number N ("cuda": the first);
         "auto": the first GPU if there is one and CuPy is installed, else the CPU. The device does
         not change the bits of rows
-    cache_bytes : memory of the device for cached rows, their index and staging; or a share, as
-        "80%", of the GPU memory that is free and not reserved for calls, or of the host's memory
+    cache_bytes : memory of the device for cached rows, their index and staging. A share, as "80%",
+        is of the host's memory, or of the GPU memory that is free and not reserved for calls
     host_cache_bytes : pinned memory of the host for level two of a GPU's cache: rows that left the
         GPU's memory. The GPU's kernels move rows between the two memories. The pinned memory is
         allocated as rows need it. None: a quarter of the host's free memory; 0: there is no level
@@ -67,7 +67,7 @@ class StoreOptions:
         in level two of a GPU's cache, the bytes that storage writes in 30 seconds, as measured; for
         other rows, no ceiling
     read_only : share the directory with other readers; nothing can be written
-    threads : threads of the CPU device, or on a GPU threads that copy between host and device; the
+    threads : threads of the CPU device; with a GPU, threads that copy between host and device. The
         same number of threads reads rows of files. None: one per core, at most 4 (CPU), 8 (GPU) or
         16 (files)
     limits : named bounds, see `embstore.config.Limits`; None: its defaults

@@ -104,7 +104,8 @@ class CpuSlots:
 
 @dataclass
 class _Candidates:
-    """The scores of slots that a clock has not touched, counted as `find_threshold` requires."""
+    """The number of slots per score, without the slots that a clock has touched, in the form that
+    `find_threshold` requires."""
 
     work: CpuWork
     scores: NDArray[np.int64]

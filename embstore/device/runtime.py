@@ -165,7 +165,7 @@ class Runtime(Protocol):
         """Return a mark (an event) after all work queued in the stream so far."""
 
     def follow(self, stream: int, mark: Any) -> None:
-        """Make all work that is queued in the stream from now on wait for the mark."""
+        """Let the stream wait for the mark before it executes work that is queued later."""
 
     def wait(self, mark: Any) -> None:
         """Block the host until the mark is reached."""

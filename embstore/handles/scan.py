@@ -28,9 +28,10 @@ class Scan:
     """An iterator over a table's written rows by ascending key, all as of one command.
 
     Each batch is (keys (n,) int64, weights (n, dim) float32), followed by state (n, state_dim)
-    float32 if the caller asked for it. A scan is closed at its end, by `close`, and as a context
-    manager. With `since`, a scan is at its end when its rows and its deleted keys have been read. A
-    store ends a scan that has not been read for ten minutes. One thread at a time can use a scan.
+    float32 if the caller asked for it. A scan is closed when its end is reached, when `close` is
+    called, and when its `with` block ends. With `since`, a scan is at its end when its rows and its
+    deleted keys have been read. A store ends a scan that has not been read for ten minutes. One
+    thread at a time can use a scan.
 
     Raises, when a batch, a page or deleted keys are read
     -----------------------------------------------------

@@ -71,7 +71,7 @@ def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
 
 
 def id_at(files: Files, entry: IdsEntry, number: int) -> int:
-    """Return the id, unsigned, of a row number that a file contains. The file is not checked."""
+    """Return the unsigned id of a row number, which the file must contain; it is not checked."""
     with closing(files.open(entry.path)) as file:
         content = file.read(PAGE_BYTES + _ID_BYTES * (number - entry.first), _ID_BYTES)
     return int.from_bytes(content, "little")

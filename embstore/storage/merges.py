@@ -1,7 +1,7 @@
 """Merges: rows rewritten in the background, so that files stay few and dead records are removed.
 
 - A **fold** moves the newest records of the oldest log segments to a new run of the base (fold.py).
-- A **base merge** makes fewer runs of several (base_merge.py, tiers.py).
+- A **base merge** replaces several runs by fewer runs (base_merge.py, tiers.py).
 - A **compaction** drops dead records from the log (compaction.py).
 
 Only one merge runs at a time. `poll` is called between commands. It installs a merge that has
@@ -12,10 +12,10 @@ reads files that never change, and writes files that no catalogue names yet.
 Installing makes the result current in two steps. First, if the merge replaces committed files, a
 new catalogue is renamed into place. Second, the index entries *that still point to the old records*
 are changed; entries that changed meanwhile are newer, and stay. The entries are changed in slices,
-one slice per `poll`. An entry that is not yet changed leads to the old record, which exists until
-the end and has the same content as the new record. A commit completes a running installation first.
-After a crash at any point the catalogue names either the old files or the new ones. The next
-opening removes unnamed files, and the merge is done again.
+one slice per `poll`. An entry that is not yet changed leads to the old record, which has the same
+content as the new record, and exists until all entries are changed. A commit completes a running
+installation first. After a crash at any point the catalogue names either the old files or the new
+ones. The next opening removes unnamed files, and the merge is done again.
 
 A merge that fails has changed nothing, and its failure is reported in the stats. If it failed for
 lack of space, it is tried again after the next commit. After any other failure no more merges of

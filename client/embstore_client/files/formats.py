@@ -93,7 +93,7 @@ def opened(
 
 @contextmanager
 def understood(place: str) -> Iterator[None]:
-    """Add the file's name to the error of a library that cannot read it."""
+    """Add the name of a file to the error of a library that cannot read the file."""
     try:
         yield
     except InvalidArgumentError as exc:

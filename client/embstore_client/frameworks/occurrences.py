@@ -136,7 +136,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
 
 
 def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
-    """Return the lookups of some forwards by table, in the order of the forwards."""
+    """Return the lookups per table that these forward passes made, in their order."""
     found: dict[str, list[K]] = {}
     for given in forwards:
         for of in given.values():
@@ -145,7 +145,7 @@ def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
 
 
 def keys_by_table(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all lookups of some forwards by table; keys can occur repeatedly."""
+    """Return the keys per table that these forward passes looked up; keys can occur repeatedly."""
     parts = {name: [of.keys for of in of_table] for name, of_table in by_table(*forwards).items()}
     return {n: np.asarray(p[0]) if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
 

@@ -61,7 +61,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Featu
 
 
 def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> FeatureIds:
-    """Return the bags of a feature of a `Bag`; errors name the feature by `what`.
+    """Return the ids of a `Bag` feature as bags; errors name the feature by `what`.
 
     Raises
     ------

@@ -70,7 +70,7 @@ def bags_of(
     has_last: bool = False,
     what: str,
 ) -> FeatureIds:
-    """Return the bags of a feature of a `Bag`, with padding; errors name the feature by `what`.
+    """Return the ids of a `Bag` feature as bags, with padding; errors name the feature by `what`.
 
     Parameters
     ----------

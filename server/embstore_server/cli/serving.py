@@ -44,7 +44,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         """Serve a store by gRPC, and by REST to operators.
 
         Each setting is a flag, an environment variable (EMBSTORE_CACHE_BYTES for --cache-bytes) or
-        a key of the TOML file (cache_bytes); if several contain it, the first of these wins.
+        a key of the TOML file (cache_bytes); if more than one of them sets it, the first one wins.
         --help-all shows all settings.
 
         SIGTERM and SIGINT stop the server. If the device fails, the server ends with status 70.

@@ -239,8 +239,8 @@ def _of_host(found: dict[str, Any]) -> str:
 
 
 def _of_one_call(profile: "Profile") -> str:
-    """Return advice if the recording consists of one call with all samples. "": there are several
-    calls."""
+    """Return advice if the recording consists of one call with all samples, and "" if there are
+    several calls."""
     if profile.trace is None or profile.trace.calls != 1 or profile.samples is None:
         return ""
     batch = max(len(profile.samples) // _CALLS_OF_FEW, 1)
