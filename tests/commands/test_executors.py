@@ -20,7 +20,7 @@ from embstore.commands import COMMANDS, Command, Executor
 from embstore.config import Adam, Normal, TableConfig
 from embstore.errors import EmbstoreError
 from embstore.lookahead.handles import StepOutcome
-from embstore.results import Leaves, ScannedRows
+from embstore.results import Leaves, ScannedRows, SessionFacts
 from embstore.values import same
 from tests.commands.lists import SPARSE, WAITING, Author
 from tests.commands.model import Model
@@ -108,8 +108,12 @@ def shown(command: Command[Any], result: Any) -> Any:
 
 def of_cluster(command: Command[Any], result: Any) -> Any:
     """Return what of an outcome is the same in a cluster: which of two reasons a command is refused
-    for may be another one, and each shard has a cache."""
+    for may be another one, each shard has a cache, and a backup needs a label there."""
     match command, result:
+        case c.Backup(label=None), _:
+            return None
+        case _, SessionFacts():
+            return replace(result, written=())  # of each shard
         case _, EmbstoreError():
             return EmbstoreError
         case c.GetServerInfo(), _:
