@@ -25,7 +25,8 @@ the rank has sent.
 
 **A trainer that was suspended** for longer than its lease recovers in the same way: its session has
 ended, and the server knows the session's position (`LeaseExpiredError`). Other clients could write
-to the session's tables meanwhile. So the trainer continues only if t of the tables is unchanged.
+to the session's tables meanwhile, as after a restart. So the trainer continues only if no other
+client has changed a row of these tables (`SessionFacts.written`).
 
 **Conditions.** A session that ended otherwise (a rank failed, another client closed it) is not
 opened again; such an end is recognized by the unchanged process of the server. A session is also

@@ -4,9 +4,8 @@
 // touch_once is touch for slots that repeat, each of which it counts once. A thread that finds a
 // slot without the clock of the call, and is the first to write this clock, has touched the slot.
 // The clock is newer than every other clock; in the score of a foreseen slot its bits have another
-// meaning. Within a block a slot is touched once, or a few times if two of its slots have the same
-// place in `places`. Otherwise all threads of the device that find the old score of a hot key would
-// each queue an atomic at its address.
+// meaning. Within a block a slot is touched once, or a few times if two slots share a place in
+// `places`: else each thread that finds the old score of a hot key would queue an atomic there.
 //
 // Grid: a thread takes a slot, in touch_once up to TOUCHED_TOGETHER, with a grid-stride loop.
 // Counts are added up in the block, and then by an atomic of one thread. Preconditions: slots are
