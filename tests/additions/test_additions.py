@@ -118,7 +118,7 @@ STAT: Edits = {
 
 SETTING: Edits = {
     "server/embstore_server/setup/settings.py": {
-        "    # Two hundred times the time of a batch.\n": """\
+        "    slow_call_ms: float = _log(\n": """\
     greetings: int = _log(kinds.NUMBER, "Greetings in the log when the server starts.", 0)
 """
     },
