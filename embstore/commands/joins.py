@@ -72,6 +72,14 @@ def table(answers: Sequence[Any]) -> Any:
     )
 
 
+def acknowledged(answers: Sequence[Any]) -> Any:
+    """Return the first shard's outcome of an update, with the least t of each table. The values of
+    t differ after an update that only some shards applied."""
+    return replace(
+        answers[0], t={name: min(one.t[name] for one in answers) for name in answers[0].t}
+    )
+
+
 def same(attribute: str) -> Join:
     """Return the join whose result is the first shard's answer, if this attribute is equal in all
     answers.

@@ -63,6 +63,7 @@ class Embedded:
     host_cache_bytes = 0
     """Of level two; 0: there is none."""
     is_remote = False
+    shards = 1
     durability: Durability = "checkpoint"
     """Of stores whose case does not say: each level is that of some backend."""
 

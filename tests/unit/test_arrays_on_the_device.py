@@ -20,7 +20,8 @@ class Exported:
     """An array in the device's memory, as another library shows it."""
 
     def __init__(self, device, array):
-        self.d_array = device.memory.upload(array)
+        with device.runtime.turn():
+            self.d_array = device.memory.upload(array)
         shape = array.shape
         self.__cuda_array_interface__ = {
             "shape": shape,
@@ -38,7 +39,8 @@ class OfAStream(Exported):
 
     def __init__(self, device, array):
         super().__init__(device, np.zeros_like(array))
-        device.finish()
+        with device.runtime.turn():
+            device.finish()
         self._device, self._array = device, array
 
     def __dlpack__(self, *, stream):
@@ -55,6 +57,8 @@ def store(tmp_path):
                 name, dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1),
                 initializer=Uniform(-1, 1), seed=5,
             )  # fmt: skip
+        # The planner's thread uses the device, too.
+        opened.executor.device.runtime.turn = opened.executor.tables.frame.turn
         yield opened
 
 
@@ -122,23 +126,27 @@ def test_rows_that_are_put_and_read_are_the_same(store):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_give_the_same_bits(store, ranks):
     rng, device, sessions = np.random.default_rng(SEED), store.executor.device, store.sessions
-    sessions.open("s", ["host", "device"], world_size=ranks, rank_timeout_ms=600_000)
+    # Long leases: in its turn a call may have to compile kernels first.
+    long = {"lease_ms": 600_000, "rank_timeout_ms": 600_000}
+    sessions.open("s", ["host", "device"], world_size=ranks, **long)
     members = [sessions.join("s", rank).member for rank in range(ranks)]
     for step in range(1, 5):
         keys = [rng.permutation(ROWS)[:50] for _ in members]
         grads = [rng.standard_normal((50, DIM)).astype(np.float32) for _ in members]
+        outs = [Exported(device, np.zeros((50, DIM), np.float32)) for _ in members]
+        given = [{"host": own, "device": Exported(device, own)} for own in grads]
         for member, own in zip(members, keys, strict=True):
             sessions.announce(member, {step: {"host": own, "device": own}})
-        for member in members:
-            out = Exported(device, np.zeros((50, DIM), np.float32))
+        for member, out in zip(members, outs, strict=True):
             found = sessions.lookup_step(member, step, out={"device": out})
             assert found["device"] is out
-            assert np.array_equal(device.memory.download(out.d_array), found["host"])
-        sent = []
+            with device.runtime.turn():
+                assert np.array_equal(device.memory.download(out.d_array), found["host"])
         with ThreadPoolExecutor(ranks) as pool:
-            for member, own in zip(members, grads, strict=True):
-                given = {"host": own, "device": Exported(device, own)}
-                sent.append(pool.submit(sessions.update_step, member, step, given))
+            sent = [
+                pool.submit(sessions.update_step, member, step, own)
+                for member, own in zip(members, given, strict=True)
+            ]
         for done in sent:
             done.result()
     assert_same(store)

@@ -49,6 +49,7 @@ def test_half_an_update_is_not_to_be_sent_again(cluster):
     assert a.t == 0  # the least of all shards
     with pytest.raises(OutcomeUnknownError, match=r"table 'a' has t \[1, 0\], by shard"):
         cluster.store().checkpoint("label")
+    assert a.update(KEYS, gradients()).t == a.t == 1
 
 
 def test_half_an_assignment_is_sent_again_with_the_same_result(cluster):

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from embstore import commands as c
 from embstore.arithmetic import scale_sums
 from embstore.arrays import as_rows, check_on_host, refusal, refused_gradient
+from embstore.commands.joins import acknowledged
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate
 from embstore.step_sums import summed_part
@@ -163,7 +164,7 @@ def _finished(
     left = {shard: commands[shard] for shard in behind} or commands
     answers = list(router.each(left, call).values())
     router.places.finished(command.member, command.step)
-    return answers[0]
+    return cast(AcknowledgedUpdate, acknowledged(answers))
 
 
 def _repeated(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
@@ -172,7 +173,7 @@ def _repeated(router: Router, command: c.UpdateStep, call: Call) -> Acknowledged
     if min(one.last_step for one in facts) < command.step:
         announced(router, command)
     again = c.UpdateStep(command.member, command.step, (), command.options)
-    return router.all(again, call)[0]
+    return cast(AcknowledgedUpdate, acknowledged(router.all(again, call)))
 
 
 def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> AcknowledgedUpdate:
@@ -202,7 +203,7 @@ def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> Acknowl
             )
             for shard in range(len(router.shards))
         }
-        return next(iter(router.each(commands, call).values()))
+        return cast(AcknowledgedUpdate, acknowledged([*router.each(commands, call).values()]))
 
 
 def _part_of(part: c.StepPut, own: Any, add_t: int) -> c.StepPut:

@@ -15,7 +15,7 @@ from embstore import commands as c
 from embstore.arithmetic import bag_gradients, pool_rows
 from embstore.arrays import as_out, as_rows, check_on_host
 from embstore.checks.call_bytes import check_call_bytes
-from embstore.commands.joins import first_with_sum
+from embstore.commands.joins import acknowledged, first_with_sum
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate, Deleted, RowsRead, TableRows
 from embstore_client.shards.finite import not_a_number, refused
@@ -278,7 +278,7 @@ def _written(
 ) -> AcknowledgedUpdate:
     with router.writing():
         answers = list(router.each(commands, call).values())
-    return answers[0]
+    return cast(AcknowledgedUpdate, acknowledged(answers))
 
 
 HANDLERS = {
