@@ -13,6 +13,9 @@ which commands survive a crash."""
 Retention = Literal["protected", "routine", "dropped"]
 """The retention of a kept checkpoint. Protected: newer checkpoints never displace it; routine:
 newer checkpoints displace it; dropped: it is deleted."""
+STAND_IN = "/replacing"
+"""The suffix of the label of a checkpoint that stands in while a label is made anew
+(`embstore.storage.labels`)."""
 
 CacheSplit = Literal["measured", "demand"]
 SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)

@@ -6,6 +6,10 @@ the checkpoints of another client, and routine checkpoints do not push out a lab
 folder. The part before the first slash is a namespace. A namespace has at most FOLDERS_MAX folders.
 If it gets more, the folder whose last checkpoint is the oldest is dropped.
 
+**A stand-in**, LABEL/replacing, belongs to the folder of LABEL. While both exist, the stand-in does
+not count: it pushes out no checkpoint and no folder. A client that replaces LABEL makes the
+stand-in first, and drops it last.
+
 **Protected** checkpoints are exempt: they are never dropped, and they do not count, so that a
 folder keeps the same number of routine checkpoints with and without them. PROTECTED_MAX bounds
 their number, because each one keeps files that merges could otherwise remove.
@@ -22,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
 
-from embstore.choices import Retention
+from embstore.choices import STAND_IN, Retention
 from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.storage.states import KeptState
 
@@ -37,16 +41,19 @@ def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, 
     """Return the checkpoints to keep, oldest first. `checkpoints` are all checkpoints, oldest
     first; the last one was just made."""
     by_folder: dict[str, list[KeptState]] = {}
+    labels = {one.label for one in checkpoints}
+    exempt = {one.label for one in checkpoints if one.protected}
+    exempt |= {label + STAND_IN for label in labels} & labels
     for one in checkpoints:
-        if not one.protected:
-            folder = one.label.rpartition("/")[0]
+        if one.label not in exempt:
+            folder = one.label.removesuffix(STAND_IN).rpartition("/")[0]
             by_folder[folder] = [*by_folder.pop(folder, []), one][-keep:]  # newest folder last
     spaces: dict[str, list[str]] = {}
     for folder in by_folder:
         spaces.setdefault(folder.partition("/")[0], []).append(folder)
     folders = {folder for space in spaces.values() for folder in space[-FOLDERS_MAX:]}
-    stay = {one.label for folder in folders for one in by_folder[folder]}
-    return tuple(one for one in checkpoints if one.protected or one.label in stay)
+    stay = exempt | {one.label for folder in folders for one in by_folder[folder]}
+    return tuple(one for one in checkpoints if one.label in stay)
 
 
 def retained(

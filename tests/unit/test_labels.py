@@ -41,3 +41,11 @@ def test_protected_ones_stay_and_take_no_place():
         one = KeptState(label, {}, State(), protected=label in protected)
         checkpoints = still_kept((*checkpoints, one), 2)
     assert [one.label for one in checkpoints] == ["1", "a/kept/x", *folders, "3", "4"]
+
+
+def test_a_stand_in_pushes_out_nothing_while_its_label_is_kept():
+    folders = [f"a/{n}/x" for n in range(FOLDERS_MAX)]
+    assert made(*folders, "a/7/x/replacing") == [*folders, "a/7/x/replacing"]
+    assert made("a/1", "a/2", "a/2/replacing") == ["a/1", "a/2", "a/2/replacing"]
+    assert made("a/1", "a/2/replacing") == ["a/1", "a/2/replacing"]  # in the folder of its label
+    assert made("a/1", "a/2/replacing", "a/3") == ["a/2/replacing", "a/3"]

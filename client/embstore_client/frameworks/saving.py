@@ -21,6 +21,7 @@ from secrets import token_hex
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote
 
+from embstore.choices import STAND_IN
 from embstore.errors import (
     CapacityError,
     CheckpointExistsError,
@@ -209,7 +210,7 @@ def _sync_directory(path: Path) -> None:
 
 def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
     """Make a checkpoint, in place of the checkpoint that has the label, if there is one."""
-    meanwhile = f"{label}/replacing"
+    meanwhile = label + STAND_IN
     _drop(store, meanwhile)  # left by a trainer that was killed in this function
     if label in {kept.label for kept in store.checkpoints()}:
         store.checkpoint(meanwhile, metadata)
