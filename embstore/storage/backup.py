@@ -24,13 +24,15 @@ All code that removes files would have to read that list, and the list would hav
 crash.
 
 **A restored directory** becomes a store when its last file, store.json, is written; before that it
-does not open. The new store begins an epoch that the original store never had (the time, in
-seconds), so that clients of the original are not taken for clients of the new store. The new store
-numbers its files from a number on that the original has not reached. Therefore both stores can make
-backups at one destination, and a standby does not take a file of one store for a file of the other.
-If the new store gets another id, the header page of each file is rewritten; records do not contain
-the id. The backup of a shard becomes the same shard again, with its map: all shards of a cluster
-are restored together (`embstore.storage.cluster_backups`).
+does not open. The restore begins with an empty store.json.new. If it is interrupted, this file
+shows it, and the next restore removes the partial copy and begins anew. The new store begins an
+epoch that the original store never had (the time, in seconds), so that clients of the original are
+not taken for clients of the new store. The new store numbers its files from a number on that the
+original has not reached. Therefore both stores can make backups at one destination, and a standby
+does not take a file of one store for a file of the other. If the new store gets another id, the
+header page of each file is rewritten; records do not contain the id. The backup of a shard becomes
+the same shard again, with its map: all shards of a cluster are restored together
+(`embstore.storage.cluster_backups`).
 """
 
 import hashlib
@@ -68,6 +70,8 @@ from embstore.storage.verify import Verification, entries_of, verify_files
 
 _LABELS, _SUFFIX = "labels", ".catalogue"
 _PLACE, _LINEAGE = ".shard", ".lineage"
+_BEGUN = f"{IDENTITY}.new"
+"""The file of an unfinished restore; the last step of a restore renames it to store.json."""
 _SKIPPED_NUMBERS = 1 << 20
 """Number of file numbers that a restored store skips. The original store cannot have used as many
 since the backup, so no file that one store makes from then on has the name of a file of the other
@@ -246,7 +250,9 @@ def restoring(
     )
     lineage = None if store_id else _read(source, _path_of(label, backup, _LINEAGE))
     with target.made(), _locked(target):
+        check_empty(target)  # now that no other process restores into it
         try:
+            _begin(target)
             _fetch_all(source, target, restored, store_id is not None, progress)
             if place is not None:
                 shards.write(target, place)
@@ -275,12 +281,22 @@ def _locked(target: Files) -> Iterator[None]:
 
 
 def check_empty(target: Files) -> None:
-    """Raise InvalidArgumentError unless a directory is empty or does not exist."""
-    if set(target.list("")) - {LOCK, "lost+found"}:
+    """Raise InvalidArgumentError unless a directory is empty, does not exist, or contains only what
+    an interrupted restore has left."""
+    names = set(target.list("")) - {LOCK, "lost+found"}
+    if names and (_BEGUN not in names or IDENTITY in names):
         raise InvalidArgumentError(
-            f"expected an empty directory, or none yet, found files in {target.root}; if a "
-            "restore was interrupted, remove them"
+            f"expected an empty directory, or none yet, found files in {target.root}"
         )
+
+
+def _begin(target: Files) -> None:
+    """Make the file that marks a restore as begun, after removing what an interrupted restore has
+    left."""
+    _remove_all(target)
+    with closing(target.create(_BEGUN)) as file:
+        file.sync()
+    target.sync_directory("")
 
 
 def _fetch_all(
@@ -319,12 +335,14 @@ def _header(entry: Entry, store_id: bytes) -> bytes:
 
 
 def _remove_all(target: Files) -> None:
-    """Delete the partial copy, identity files first. A later restore reports files that remain."""
+    """Delete the partial copy, identity file first, and last the mark that a restore was begun."""
     for path in (IDENTITY, catalogues.PATH, shards.PATH, lineages.PATH):
         target.discard(path)
+    for path in (catalogues.PATH, shards.PATH, lineages.PATH):
         target.discard(f"{path}.new")
     for folder in ROOMS:
         target.discard(folder, directory=True)
+    target.discard(_BEGUN)
 
 
 def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:

@@ -292,8 +292,8 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
         if files.exists(catalogues.PATH) and not files.exists(IDENTITY):
             raise CorruptTableError(
                 f"{IDENTITY}: missing from {files.root}, which has the other files of a store; put "
-                "it back, every copy of this directory has the same; where a restore was cut off, "
-                "remove all files, and restore again"
+                "it back, every copy of this directory has the same; where a restore was "
+                "interrupted, restore again"
             )
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")

@@ -234,24 +234,40 @@ def test_a_restore_that_fails_leaves_the_directory_as_it_was(store, tmp_path, th
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_crash_in_a_restore_leaves_what_does_not_open(store, tmp_path):
+@pytest.mark.parametrize("point", ["begun", "CATALOGUE", "restore:fetched"])
+def test_a_restore_that_was_killed_is_no_store_and_is_begun_again(store, tmp_path, point):
     class _Killed(BaseException):
         pass
 
     class Killing(UnsyncedFiles):
-        def reached(self, point: str) -> None:
-            copy_of_open(self.root, tmp_path / "crashed")
-            raise _Killed
+        def sync_directory(self, path: str) -> None:
+            super().sync_directory(path)
+            if self.exists("store.json.new"):
+                self.reached("begun")
 
+        def rename(self, source: str, target: str) -> None:
+            self.reached(target)
+            super().rename(source, target)
+
+        def reached(self, name: str) -> None:
+            if name == point and not crashed.exists():
+                copy_of_open(self.root, crashed)
+                raise _Killed
+
+    promise, crashed = content_of(store), tmp_path / "crashed"
     store.backup(str(tmp_path / "to"))
     source = open_destination(str(tmp_path / "to"))
     with pytest.raises(_Killed):
         restore_from(source, Killing(tmp_path / "again"), None, None, lambda *_: None)
-    assert (tmp_path / "crashed" / "CATALOGUE").exists()
-    with pytest.raises(CorruptTableError, match="remove all files, and restore again"):
-        open_store(tmp_path / "crashed")
-    with pytest.raises(InvalidArgumentError):
-        restored(tmp_path / "to", tmp_path / "crashed")
+    names = {path.name for path in crashed.iterdir()}
+    assert "store.json.new" in names and ("CATALOGUE.new" in names) == (point == "CATALOGUE")
+    if point == "restore:fetched":
+        with pytest.raises(CorruptTableError, match="interrupted, restore again"):
+            open_store(crashed)
+    restored(tmp_path / "to", crashed)
+    check_restored(crashed, promise)
+    with pytest.raises(InvalidArgumentError, match="expected an empty directory"):
+        restored(tmp_path / "to", crashed)
 
 
 def test_a_new_id_is_in_every_file(store, tmp_path):
