@@ -13,10 +13,10 @@
 and writes tables as files. Import each of these modules by name, because it loads its framework or
 library.
 
-Only the errors are loaded at once. The other public names are loaded at first use (PEP 562), so
-that `import embstore`, and the import of any of its modules, loads nothing else: a light client can
-import `embstore.errors` or `embstore.config` without loading Numba or CuPy. Type checkers read the
-imports below instead; tests/style compares the two lists.
+An import of the package loads only the errors. The other public names are loaded at their first use
+(PEP 562). Therefore an import of any of the package's modules loads only what this module needs: a
+light client can import `embstore.errors` or `embstore.config` without loading Numba or CuPy. Type
+checkers read the imports below instead; tests/style compares the two lists.
 """
 
 from typing import TYPE_CHECKING
@@ -74,7 +74,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every 
         from importlib import import_module
 
         value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value  # found here from now on
+        globals()[name] = value  # the next use finds the name in this module
         return value
 
     def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """The options whose values are a few words: durability, retention and the split of a cache.
 
-This module imports nothing heavy, because the command line reads it to show its help.
+This module imports nothing heavy, because the command line imports it for its help texts.
 """
 
 from typing import Literal, get_args

@@ -1,13 +1,13 @@
-"""Checkpoints of a cluster: one label on every shard, kept at the same position between two
-commands.
+"""Checkpoints of a cluster: every shard keeps a checkpoint under one label, at the same barrier (a
+position between two commands).
 
-Each shard keeps its own checkpoint, and no list records which labels belong to the cluster: the
-metadata of the labels shows it. A client that keeps a label draws a new **mark** for each attempt.
-Each shard stores the mark in the metadata of its checkpoint, so that mark and checkpoint are
-durable together. A label belongs to the cluster if all shards have it with the same mark. Therefore
-an interrupted attempt makes no checkpoint, whichever shards have the label. Two interrupted
-attempts under one label make no checkpoint either, because their marks differ. The checkpoint
-exists from the commit of the last shard until the first shard drops the label.
+No list records which labels belong to the cluster: the metadata of the shards' checkpoints shows
+it. A client that keeps a label draws a new **mark** for each attempt. Each shard stores the mark in
+the metadata of its checkpoint, so that mark and checkpoint are durable together. A label belongs to
+the cluster if all shards have it with the same mark. Therefore an interrupted attempt makes no
+checkpoint of the cluster, whichever shards already have the label. Two interrupted attempts under
+one label make none either, because their marks differ. The checkpoint exists from the commit of the
+last shard until the first shard drops the label.
 
 Rejected: a list elsewhere, written last. The list would add nothing to the marks, and a client
 would have to reach the process that stores the list. A listed label that a shard has lost would be
@@ -33,7 +33,7 @@ def given(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the caller's metadata, from the metadata that a shard keeps."""
     mark = metadata.get(_KEY)
     if not isinstance(mark, str) or len(mark) > MARK_CHARACTERS:
-        return metadata  # the caller has used the name of the mark
+        return metadata  # the caller's own metadata use the name of the mark
     return {name: value for name, value in metadata.items() if name != _KEY}
 
 

@@ -1,9 +1,9 @@
 """Configuration as data: initializers, limits, a table's identity and tunables.
 
 A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its
-fixed parameters) determines its bits (contract.md, rule 11) and can never change. A second creation
-of the table must give the same identity. **Tunables** (learning rate, rows by growing) can change
-and are not part of the digest.
+fixed parameters) determines its bits (contract.md, rule 11) and can never change. A call that
+creates an existing table again must give the same identity. **Tunables** (the learning rate, and
+the number of rows, which can only grow) can change and are not part of the digest.
 
 The optimizers are defined in `embstore.optimizers`; this module exports their names too.
 """
@@ -83,8 +83,8 @@ def default_seed(name: str) -> int:
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is a name: parts of [A-Za-z0-9_.-] joined by '/', none of which is '.' or
-    '..'."""
+    """Return `name` if it is a valid table name: parts of [A-Za-z0-9_.-] joined by '/', none of
+    which is '.' or '..'."""
     if (
         not isinstance(name, str)
         or not _NAME.fullmatch(name)
@@ -130,13 +130,14 @@ def _rows_of(key_space: Any, rows: Any, name: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Named bounds of a store. A call that exceeds a bound raises an error that names it.
+    """Named bounds of a store. A call that exceeds a bound raises an error that names the bound.
 
     The last four bounds control the background work of storage. A segment of the log is sealed at
     `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
-    memory). A fold starts when `fold_bytes` or `fold_segments` can be folded; a compaction of small
-    segments starts at `fold_segments`. Files of the base have about `base_segment_bytes`: a merge
-    rewrites at least one file, and a process can map 65,000 files at most.
+    memory). A fold, which moves rows from the log to the base, starts when `fold_bytes` or
+    `fold_segments` can be moved; a compaction of small segments starts at `fold_segments`. Files of
+    the base have about `base_segment_bytes`: they must not be too large, because a merge rewrites
+    at least one file, nor too small, because a process can map at most 65,000 files.
     """
 
     call_bytes_max: int = 1 << 30
@@ -145,8 +146,8 @@ class Limits:
     announced_bytes_max: int = 1 << 30
     """Bytes of the keys of all announced steps; planning needs about five times this memory."""
     scan_bytes_max: int = 512 << 20
-    """Bytes that open scans keep for the keys and locations of rows: 24 bytes for each row of their
-    tables in the log, and up to 6 MiB for the piece that each scan reads."""
+    """Bytes that open scans keep for the keys and locations of rows: 24 bytes for each row of the
+    scanned tables that is in the log, and up to 6 MiB for the piece that each scan reads."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index. A row takes at most about 46 bytes of memory, 70 while the index
@@ -214,7 +215,7 @@ class TableConfig:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether keys are sparse: any 64 bits are a key, except one value."""
+        """Whether keys are sparse: every 64-bit value but one is a key."""
         return self.key_space == "sparse"
 
     @property
@@ -245,7 +246,7 @@ class TableConfig:
         }
 
     def identity_json(self) -> bytes:
-        """Return J as the bytes that the digest hashes."""
+        """Return the identity (J in contract.md) as JSON, in the bytes that the digest hashes."""
         text = json.dumps(
             self.identity(),
             sort_keys=True,
@@ -282,7 +283,8 @@ class TableConfig:
     def from_identity(
         cls, identity: dict[str, Any], *, rows: int, learning_rate: float
     ) -> "TableConfig":
-        """Build a configuration from `identity()` and its tunables, checking every part."""
+        """Return the configuration with this identity, in the form of `identity()`, and these
+        tunables. Every value is checked again."""
         optimizer = dict(identity["optimizer"])
         initializer = dict(identity["initializer"])
         return cls.checked(

@@ -66,7 +66,7 @@ class StepNotFoundError(EmbstoreError, LookupError):
 
 
 class TableExistsError(EmbstoreError):
-    """A table of this name exists with another identity configuration or another number of rows."""
+    """A table of this name exists with another identity or another number of rows."""
 
 
 class CheckpointExistsError(EmbstoreError):
@@ -121,13 +121,13 @@ class MovedError(EmbstoreError):
 
 
 class DeadlineError(EmbstoreError):
-    """No answer arrived in time. It is unknown whether a mutating call was applied: read t to find
-    out."""
+    """No answer arrived in time. It is unknown whether a mutating call was applied: read the
+    table's t, its number of updates, to find out."""
 
 
 class OutcomeUnknownError(EmbstoreError):
-    """The server was restarted or restored during the call or since the previous call. Read t to
-    find out whether the call was applied."""
+    """The server was restarted or restored during the call or since the previous call. Read the
+    table's t, its number of updates, to find out whether the call was applied."""
 
 
 class CapacityError(EmbstoreError):

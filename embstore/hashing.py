@@ -1,9 +1,11 @@
-"""Ids of any kind as numbers of 64 bits, the same in every language (contract.md, "Hashed ids").
+"""Hashes of ids of any kind: 64-bit numbers that are the same in every language (contract.md,
+"Hashed ids").
 
 Values can be arrays of NumPy, Arrow or a framework, lists, or series of pandas and polars. This
 module converts the values to bytes in one buffer, or to 64-bit words, as the contract specifies;
 `embstore.arithmetic.xxh3` hashes all bytes or words at once. The library of a value is loaded
-already, because the value exists; no other library is imported.
+already, because the value exists. The only other library that is imported is pyarrow, for values
+that can export themselves as Arrow arrays.
 """
 
 import sys
@@ -28,7 +30,8 @@ _EXPECTED = "expected ids to be integers of 64 bits, whole floats, text or bytes
 def hash_ids(
     values: Any, *, feature: str | None = None, rows: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the hash of each id, XXH3-64 of its bytes; with `rows`, a key of a table of that size.
+    """Return the hash of each id (XXH3-64 of its bytes), or, with `rows`, its key in a table of
+    that size.
 
     Equal ids have equal hashes in every process and language. Two integers never have the same
     64-bit hash under one seed; two texts hardly ever do. Modulo `rows`, two ids can share a key.
@@ -161,14 +164,14 @@ def _of_objects(values: list[Any], seed: int) -> Words:
             return hashes_of_words(np.array(values, np.int64), seed)
         if kinds == {str} and (whole := "".join(values)).isascii():
             return _of_texts(whole.encode(), values, seed)
-    except OverflowError:  # unsigned integers; or too large, which `_bytes_of` finds
+    except OverflowError:  # 2**63 or more; `_bytes_of` refuses more than 64 bits
         pass
     texts = list(map(_bytes_of, values))
     return _of_texts(b"".join(texts), texts, seed)
 
 
 def _of_texts(whole: bytes, parts: Sequence[Sized], seed: int) -> Words:
-    """Return the hashes of consecutive parts of `whole`."""
+    """Return the hashes of the consecutive parts of `whole` that are as long as `parts`."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     data = np.frombuffer(whole, np.uint8)
     return hashes_of_bytes(data, np.cumsum(lengths) - lengths, lengths, seed)
@@ -207,8 +210,8 @@ def _is_missing(value: Any) -> bool:
 def _of_arrow_like(values: Any, seed: int) -> Words | None:
     """Return the hashes of an object that can export itself as Arrow arrays.
 
-    Return None if pyarrow is not installed, or has no type for the object, for example for a list
-    of several kinds.
+    Return None if pyarrow is not installed, or has no type for the object's values, for example
+    because they are of several kinds.
     """
     try:
         import pyarrow as pa

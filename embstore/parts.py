@@ -84,8 +84,8 @@ def _names_table(kind: Any) -> bool:
 
 @cache
 def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a class that name tables; and for each field, whether its own parts name
-    a table, or only parts within these parts."""
+    """Return the fields of a class whose parts name tables, as pairs: the name of the field, and
+    whether its parts name a table themselves; if not, only smaller parts inside them do."""
     return tuple(
         (name, _names_table(part))
         for name, part in _parts(kind).items()

@@ -34,26 +34,26 @@ class Context:
     """The number of the last acknowledged command; after a mutating command, the number of that
     command."""
     instance: str = ""
-    """The id of the instance whose replay window remembers calls. A restart begins another
-    instance, unless commands are logged."""
+    """The id of the server's instance, which remembers recent calls in a replay window (a
+    deduplication window). A restart begins another instance, unless commands are logged."""
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Named bounds of a server, in addition to its store's."""
+    """Named bounds of a server, in addition to the bounds of its store."""
 
     unary_bytes_max: int
     """The most bytes of a unary message; larger messages are streamed."""
     chunk_bytes_max: int
     """The most bytes of a piece of a stream."""
     queue_calls_max: int
-    """Calls that can wait for the engine at a time."""
+    """The most calls that can wait for the engine at a time."""
     inflight_bytes_max: int
-    """Bytes of all requests and replies in memory at a time."""
+    """The most bytes of all requests and replies in memory at a time."""
     remembered_calls_max: int
-    """Answers that the server remembers for one client."""
+    """The most answers that the server remembers for one client."""
     call_timeout_s: float
-    """The deadline of a call that names none."""
+    """The deadline of a call that does not name a deadline."""
     call_timeout_max_s: float
     """The longest deadline that a call can name."""
 
@@ -150,7 +150,7 @@ class ScannedRows:
     state: Rows | None
     """Optimizer state, shape (n, state_dim), if the caller asked for it."""
     after: int = 0
-    """The argument `low` of the next page."""
+    """The argument `low` that reads the next page."""
 
 
 @dataclass(frozen=True)
@@ -234,10 +234,11 @@ class Leaves:
     """Leaves of a table's digest, for blocks with a written row (docs/contract.md, rule 11)."""
 
     digest: Digest
-    """The digest of the whole table. Pages belong together if their digests are equal."""
+    """The digest of the whole table. Two pages of leaves belong to the same state of the table if
+    their digests are equal."""
     records: bytes
     """For each block, ascending: its number (uint64, little-endian), then its leaf, 32 bytes.
-    Empty: there are no blocks from `low` on."""
+    Empty: there are no blocks from the requested number on."""
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,8 @@ class SessionFacts:
     """"none": the trainer runs ahead of the store; "late": it waits for the rows of each step."""
     written: tuple[int, ...] = ()
     """For each shard, the number of the last command by which another client changed rows of the
-    tables, after the last command of a session of this name and before this session was opened; 0:
-    there is no such command."""
+    tables. Only commands count that came after the last command of a session of this name, and
+    before this session was opened. 0: there is no such command."""
 
 
 @dataclass(frozen=True)
@@ -302,8 +303,8 @@ class Membership:
     rank: int
     last_step: int
     rank_timeout_ms: int
-    """How long the rank's calls can wait for other ranks: the session's timeout, or 0 if the
-    session has one rank."""
+    """Milliseconds for which the rank's calls can wait for other ranks: the session's timeout, or 0
+    if the session has one rank."""
 
 
 @dataclass(frozen=True)
@@ -425,8 +426,8 @@ class Barrier:
     """The resume positions of sessions, ordered by session."""
 
     def is_of(self, other: "Barrier") -> bool:
-        """Return whether two shards are at one barrier: they have the same tables, with the same
-        number of updates, and the same progress of sessions."""
+        """Return whether two shards are at the same barrier, that is, have the same tables, with
+        the same number of updates, and the same progress of sessions."""
         return (self.tables, self.places) == (other.tables, other.places)
 
 

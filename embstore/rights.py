@@ -5,7 +5,7 @@ A command has one **right** (`Command.right`), which its sender needs on these n
     tables     the tables that the command names, or gives a learning rate for; to create a table,
                its future name
     a label    commands with the trait `ON_ITS_LABEL` need their right on the label, as if it were
-               a table's name; commands that read a table as of a label need it on both
+               a table's name; commands that read a table as of a label need the right on both
     a session  commands of a session need their right on the session's tables, which the server
                knows
     everything a command that names none of these concerns all tables

@@ -67,8 +67,8 @@ class ShardMap:
 
     def evened(self, count: int) -> "ShardMap":
         """Return the next map, in which the first `count` shards own equal numbers of partitions,
-        or numbers that differ by one, and the other shards own none. It moves as few partitions as
-        possible."""
+        or numbers that differ by one, and the other shards own none. As few partitions as possible
+        move."""
         if not 1 <= count <= len(self.shards):
             raise InvalidArgumentError(
                 f"shard map: expected 1 to {len(self.shards)} shards to have partitions, found "

@@ -1,7 +1,7 @@
 """Time of calls by stage, measured by laps.
 
 A lap is the time since the previous lap ended, so the stages of a call add up to the whole call.
-Each part of a call appends its name and the time at its end:
+Each stage of a call appends its name and the time at its end:
 
     stages.laps += "gather", now()
 

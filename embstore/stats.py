@@ -10,19 +10,19 @@ Each part of the store declares its stats as fields of a dataclass:
     class StorageStats:
         log_bytes: int = gauge("Bytes of the log.", lambda storage: storage.log.bytes)
 
-A declaration has a kind and a help text. If the source has no attribute of the declaration's name,
-the declaration also has a function that reads the value from the source. `Counters` counts in its
-own fields; `StorageStats` only says where to find the values of a `Storage`. `document` reads all
-stats of a source as plain numbers and texts. The models of REST, the metrics of Prometheus and the
-output of `embstore stats` are generated from the declarations (`declared`), so that no other code
-names a stat.
+A declaration has a kind and a help text. The value of a stat is read from a **source**, the object
+that is measured. If the source has no attribute of the declaration's name, the declaration also has
+a function that reads the value from the source. `Counters` counts in its own fields; `StorageStats`
+only says where to find the values of a `Storage`. `document` reads all stats of a source as plain
+numbers and texts. The models of REST, the metrics of Prometheus and the output of `embstore stats`
+are generated from the declarations (`declared`), so that no other code names a stat.
 
 Kinds: a **counter** only grows; a **gauge** is any other number; a **ratio** is a quotient of two
 counts, which Prometheus computes from the counts, so it has no metric; a **flag** is true or false;
 a **text** or a list of **texts** describes something; an **info** is a text that labels an info
 metric; a **label** is a text that labels all metrics of the part that contains it; a **part**
-contains stats of its own, and is one object, a dict by name, or a list; a **histogram** is a part
-that summarizes times.
+contains stats of its own, and is one object, a dict of objects by name, or a list of objects; a
+**histogram** is a part that summarizes times.
 
 A name ends with its unit: `_bytes`, `_s` (seconds). The metric of a stat is the prefix of its part
 followed by its name, with `_seconds` for `_s`, unless the declaration names another metric.
@@ -50,8 +50,8 @@ class Stat:
     """The metric's name without the prefix. For a part it is the prefix; for an info, the info
     metric."""
     label: str
-    """The label for a dict's keys, or for a text; for a list of parts, the metric of the list's
-    length."""
+    """The name of the label whose values are a dict's keys, or a text; for a list of parts, the
+    metric for the list's length."""
     labels: Mapping[str, str]
     """Labels of every sample of the metric."""
 

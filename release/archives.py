@@ -1,5 +1,5 @@
-"""Archives whose bytes depend only on their files, which are sorted, and have fixed times, owners
-and modes."""
+"""Archives whose bytes depend only on the files in them: the files are sorted, and their times,
+owners and modes are fixed."""
 
 import gzip
 import io

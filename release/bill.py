@@ -23,7 +23,7 @@ _EXTRAS += ("ray", "remote")
 
 
 def write(source: Source, target: Path) -> Path:
-    """Write the bill of the files in a folder into that folder."""
+    """Write the bill of materials of the files in a folder into that folder; return its path."""
     root = _package("embstore", source.version, licence="Apache-2.0")
     vendored = (source.path / _UPLOT).read_text()[:200]
     match = _UPLOT_VERSION.search(vendored)
@@ -60,8 +60,8 @@ def write(source: Source, target: Path) -> Path:
 
 
 def dependencies(source: Source) -> list[tuple[dict[str, Any], str]]:
-    """Return each package that pyproject.toml and package.json name, with its extra; "": the
-    package is required."""
+    """Return each package that pyproject.toml and package.json name, with the extra that needs it;
+    "": the package is always required."""
     project = tomllib.loads((source.path / "pyproject.toml").read_text())["project"]
     wanted = [(line, "") for line in project["dependencies"]]
     for extra in _EXTRAS:

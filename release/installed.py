@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def wheel_for_this_machine(folder: Path) -> Path:
-    """Return the wheel that pip would choose."""
+    """Return the wheel in a folder that pip would choose on this machine."""
     kind = "manylinux*_x86_64" if platform.machine() == "x86_64" else "any"
     found = [*folder.glob(f"embstore-*-{kind}.whl")]
     if len(found) != 1:
@@ -121,7 +121,7 @@ class Place:
 
 
 def try_rest(admin: str) -> None:
-    """Check that REST and the page answer."""
+    """Check that the admin address answers by REST, and serves the page for browsers."""
     opened = build_opener(ProxyHandler({})).open
     for path, expected in (("/", b"<title>"), ("/readyz", b""), ("/openapi.json", b"openapi")):
         with opened(f"http://{admin}{path}", timeout=60) as answer:

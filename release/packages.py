@@ -23,8 +23,8 @@ _PARTS = (".", "client", "proto", "server")
 def build(source: Source, target: Path, kernels: Path | None) -> None:
     """Build sdist and wheels into a folder.
 
-    kernels : folder of compiled kernels; kernels in it that were compiled from the same sources are
-        used. None: all kernels are compiled
+    kernels : folder of compiled kernels. Its kernels that were compiled from the same sources are
+        used, and only the others are compiled. None: all kernels are compiled
     """
     _build(source, target, "--sdist", "--wheel")
     count = compile_kernels(source, kernels)

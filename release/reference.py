@@ -14,7 +14,7 @@ _CALL = re.compile(r"^  rpc (\w+)\((?:stream )?(\w+)\) returns \((?:stream )?(\w
 
 
 def page(proto: str) -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown, from the text of the .proto file."""
     declared = {each[2]: each for each in _DECLARED.finditer(proto)}
     users: dict[str, list[str]] = {}
     for call, *types in _CALL.findall(proto):

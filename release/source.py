@@ -1,4 +1,4 @@
-"""The commit from which a release is built, as git exports it."""
+"""The commit from which a release is built, exported by git."""
 
 import io
 import subprocess

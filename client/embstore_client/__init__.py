@@ -1,4 +1,4 @@
-"""The client of an embstore server: a store with the methods of `embstore.open`, over gRPC.
+"""The client of an embstore server: `connect` returns a store like that of `embstore.open`.
 
     from embstore import connect
     with connect("127.0.0.1:50051") as store:
@@ -8,8 +8,8 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
-The package is light: it needs NumPy, gRPC and protobuf. It uses Numba only to sum gradients, if
-Numba is installed.
+The package is light: it needs NumPy, gRPC and protobuf. If Numba is installed, the package uses it
+to sum gradients, and for nothing else.
 """
 
 from typing import TYPE_CHECKING

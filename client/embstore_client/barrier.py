@@ -1,10 +1,11 @@
-"""All shards of a cluster at one barrier: between the same two commands, while no write is running.
+"""Pauses all shards of a cluster at one barrier: each shard stops after the same commands.
 
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
-a command that another shard has not executed. All shards are asked to pause their writes, and each
-returns its position. Shards that lag are allowed to execute commands up to the position of the
-other shards: clients repeat refused commands, and no client starts its next command before all
-shards have executed its present command. The lagging shards may fail to reach that position,
+a command that another shard has not executed. The client asks all shards to pause their writes, and
+each shard returns its position: t of each table, and the last finished step of each session. Shards
+that lag may still execute commands up to the position of the other shards. These commands arrive,
+because clients repeat refused commands, and no client starts its next command before all shards
+have executed its present command. The lagging shards may nevertheless fail to reach that position,
 because tables are being created or several clients write one table. In that case all pauses are
 lifted, and requested again after a random delay.
 
@@ -31,11 +32,12 @@ R = TypeVar("R")
 
 TRIES = 50
 _STABLE = 5
-"""Tries with one difference, after which no client will finish the command that made it."""
+"""The number of tries in a row that find the same difference between shards. By then it is certain
+that no client will finish the command that made the difference."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
-"""The number of looks at the shards, and the seconds between two looks: together longer than the
-time that a client waits before it repeats a refused command."""
+"""How often the shards are polled while some of them catch up, and the seconds between two polls.
+The total time is longer than a client waits before it repeats a refused command."""
 
 
 def pause_all(
@@ -47,7 +49,7 @@ def pause_all(
     wait: Callable[[float], Any] = sleep,
 ) -> Barrier:
     """Pause the writes of all shards at one barrier, and return the barrier, with the largest
-    command number and table id of any shard; see `pause_each`."""
+    command number and the largest next table id of any shard; see `pause_each`."""
     found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
         found[0],
@@ -67,11 +69,12 @@ def pause_each(
 ) -> list[Barrier]:
     """Pause the writes of all shards at one barrier, and return the position of each shard.
 
-    The pause lasts until `resume_all` is called, or until the cluster gets its next shard map.
+    The pause lasts until `resume_all` is called, the lease ends, or the cluster gets its next shard
+    map.
 
     Parameters
     ----------
-    shards : the executor of each shard alone, not of the cluster
+    shards : one executor for each shard; not the executor of the cluster
     by, lease_ms : the name and the lease of the pause, as in `Store.pause_writes`
     timeout_s : the timeout of each call
     wait : function that waits for a number of seconds, between two tries
@@ -79,10 +82,11 @@ def pause_each(
     Raises
     ------
     DeadlineError : the shards were at different barriers in every try; no shard is paused.
-    OutcomeUnknownError : a table's t differs between shards, and nothing changes that.
+    OutcomeUnknownError : a table's t differs between shards, by the same numbers in several tries,
+        so no client will make it equal.
     EmbstoreError : a shard was not reached, or refused the command. No shard stays paused, except
-        for shards that were not reached. A pause outlives the client that asked for it, so the next
-        client that pauses writes resumes these shards.
+        shards that were not reached: a pause without a lease outlives the client that asked for it.
+        `resume_all` with the same name, or without a name, ends such a pause.
     """
     longest_s, apart = _PAUSE_FIRST_S, [""]
     try:
@@ -114,7 +118,7 @@ def pause_each(
 
 
 def _difference(found: Sequence[Barrier]) -> str:
-    """Return how the shards' tables differ in t, in words; "": they do not."""
+    """Return in words how the t of the shards' tables differ; "" if they do not differ."""
     if not _are_alike(found):
         return ""
     for same in zip(*(one.tables for one in found), strict=True):
@@ -129,14 +133,15 @@ def _are_one(found: Sequence[Barrier]) -> bool:
 
 
 def _are_alike(found: Sequence[Barrier]) -> bool:
-    """Return whether shards have the same tables, apart from the number of their updates."""
+    """Return whether all shards have the same tables, no matter how many updates each table has
+    had."""
     kinds = [[(t.config, t.table_id) for t in one.tables] for one in found]
     return all(kind == kinds[0] for kind in kinds)
 
 
 def _furthest(found: Sequence[Barrier]) -> Barrier:
-    """Return the position of a shard that has executed every command that any shard has
-    executed."""
+    """Return the position that a shard would have after all commands that at least one shard has
+    executed: the highest t of each table, and the highest step of each session."""
     tables = tuple(
         max(same, key=lambda one: one.t)
         for same in zip(*(one.tables for one in found), strict=True)
@@ -155,7 +160,8 @@ def _brought_up(
     timeout_s: float | None,
     wait: Callable[[float], Any],
 ) -> None:
-    """Wait a while until all shards have reached the barrier in `command.until`."""
+    """Wait until all shards have reached the barrier in `command.until`, or until `_LOOKS` polls
+    have passed."""
     assert command.until is not None
     for _ in range(_LOOKS):
         found = _of_all(shards, command, timeout_s)
@@ -176,7 +182,8 @@ def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | N
 
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:
-    """Ask all shards concurrently, wait for all of them, and return the answer of each shard."""
+    """Send a command to all shards concurrently, wait for all answers, and return the answer of
+    each shard."""
     with ThreadPoolExecutor(len(shards), "embstore-barrier") as threads:
         calls = [threads.submit(one.execute, command, timeout_s=timeout_s) for one in shards]
     return [call.result() for call in calls]

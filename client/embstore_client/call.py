@@ -19,7 +19,7 @@ from embstore_proto.verbs import Answer
 
 @dataclass(slots=True)
 class Call:
-    """How a command is executed; see `embstore.commands.Executor`."""
+    """A command, and how it is to be executed; see `embstore.commands.Executor`."""
 
     command: Command[Any]
     out: Any = None
@@ -34,7 +34,8 @@ class Call:
     """Function that makes the result from several answers, called once per attempt; None: the last
     answer is the result."""
     message: Message | None = None
-    """The message that carries the arrays; None: a message in the host's memory."""
+    """The message that carries the arrays. None: the last layer makes a message of arrays in host
+    memory."""
     reply_bytes: int | None = None
     """Approximate bytes of the returned rows, as float32; None: computed from the command."""
 
@@ -44,14 +45,15 @@ Below = Callable[[Call], Any]
 
 
 class Layer(Protocol):
-    """One concern of calls. Any thread."""
+    """One concern of calls. Any thread may use it."""
 
     def __call__(self, call: Call, below: Below) -> Any:
         """Execute a call, with the help of the layers below, and return its result."""
 
 
 def chained(layers: Sequence[Layer], last: Below) -> Below:
-    """Return a function that passes a call through layers, the first on top."""
+    """Return a function that passes a call through `layers`, from the first to the last, and then
+    to `last`."""
     for layer in reversed(layers):
         last = partial(layer, below=last)
     return last

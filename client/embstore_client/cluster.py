@@ -3,8 +3,8 @@
 Before a row is read, every shard is asked for its identity. A wrong shard, or a shard with a
 different map, would return initial values for rows that it does not store, and nothing would show
 the mistake. Therefore each shard has to confirm the cluster, the shard number and the version of
-the map. If one shard cannot be reached, the error names it: a store with only some of the rows is
-of no use.
+the map. If one shard cannot be reached, an error that names the shard is raised, because a store
+with only some of the rows is of no use.
 """
 
 from collections.abc import Callable

@@ -27,8 +27,8 @@ from embstore_proto.addresses import is_loopback, split_address
 from embstore_proto.narrow import WIRE_DTYPES
 
 CONNECT_TIMEOUT_S = 10.0
-"""Long enough for a server that was just started to begin to listen; short enough for a wrong
-address."""
+"""Long enough for a server that was just started to begin to listen, and short enough that a wrong
+address is reported soon."""
 
 CALL_TIMEOUT_S = 60.0
 TOKEN_VARIABLE = "EMBSTORE_TOKEN"
@@ -51,7 +51,7 @@ def connect(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to a server and return its store; with a shard's address, its cluster's store.
+    """Connect to a server and return its store, or for a shard the store of its whole cluster.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ def connect(
         memory where possible, else gRPC
     wire_dtype : the type in which looked-up rows and gradients are sent, for links that are slower
         than the machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to
-        even, at half the bytes. Sums by key are made in float32, and then rounded. If a finite
-        gradient is too large for the type, the call is refused and not sent; such a row becomes
-        infinity. Keys are then sent in ascending order, so the error may name another bad key
+        even, at half the bytes. Sums by key are made in float32, then rounded. If a finite gradient
+        is too large for the type, the call is refused, not sent; too large a value in a row becomes
+        infinity. Rounded types send keys in ascending order: errors may name another bad key
 
     Raises
     ------
@@ -85,7 +85,7 @@ def connect(
         server uses TLS; the server is too old for `wire_dtype`; a server is not the shard that the
         map names, or has another map.
 
-    Errors of other shards than the one at `address` name the shard.
+    An error of a shard other than the shard at `address` names its shard.
     """
     options = dict(locals())
     del options["address"]
@@ -93,7 +93,7 @@ def connect(
     info = cast(RemoteExecutor, store.executor).info
     if info is None or info.shard_map is None:
         return store
-    from embstore_client.cluster import whole  # here: most servers are no shards
+    from embstore_client.cluster import whole  # rarely needed: most servers are no shards
 
     return whole(store, partial(connect_one, **options))
 

@@ -18,7 +18,7 @@ SHARED_BYTES = 4 << 20
 
 
 def copy(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy an array to another array of the same shape and dtype. Any thread."""
+    """Copy an array to another array of the same shape and dtype. Any thread may call this."""
     half = len(source) // 2 if source.ndim else 0
     if source.nbytes < SHARED_BYTES or not half or (os.cpu_count() or 1) < 2:
         np.copyto(target, source)

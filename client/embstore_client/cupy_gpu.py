@@ -1,13 +1,13 @@
-"""A server's GPU memory, opened by CuPy: `OpenSegment` and `Gpu` of device_segment.py.
+"""Opens a server's GPU memory by CuPy; implements `OpenSegment` and `Gpu` of device_segment.py.
 
 The memory is opened on the GPU where it is allocated. This process must see that GPU
 (CUDA_VISIBLE_DEVICES), because the server's event can only be recorded in a stream of that GPU.
 Copies from and to another GPU of this process need peer access between the two GPUs. Without it
 CUDA would copy through the host, so such copies are refused.
 
-Every method sets the GPU as the thread's current device, and restores the previous device. A method
-waits for a copy if the library of `out` names no stream, and before it closes anything: closing
-memory that queued work still uses is undefined behaviour.
+Every method sets the GPU as the thread's current device, and restores the previous device. `read`
+waits for its copy if the library of `out` names no stream; `copied` always waits. `close` waits for
+all queued work first, because closing memory that queued work still uses is undefined behaviour.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +40,10 @@ def named(ordinal: int) -> str:
 
 
 class CupyGpu:
-    """CUDA, with the GPUs that this process sees."""
+    """Opens memory on the GPUs that this process sees, by CUDA."""
 
     def open(self, handles: Handles, name: str | None = None) -> "CupySegment":
-        """See `Gpu`."""
+        """Open a server's memory; see `Gpu.open`."""
         try:
             ordinal = cuda.deviceGetByPCIBusId(handles.gpu)
         except cuda.CUDARuntimeError as exc:
@@ -105,7 +105,7 @@ class CupySegment:
 
     @_on_device
     def follow(self, arrays: Sequence[Any]) -> None:
-        """See `OpenSegment`."""
+        """Make copies wait for the present work on arrays; see `OpenSegment.follow`."""
         for array in arrays:
             device, interface = self._device_of(array), array.__cuda_array_interface__
             if interface["version"] < 3 and hasattr(array, "__dlpack__"):
@@ -115,11 +115,11 @@ class CupySegment:
             if stream is not None:
                 self._check_capture(stream)
                 self._after(stream, self._stream.ptr, device)
-        self._check_capture(self._stream.ptr)  # a library may have included it in a capture
+        self._check_capture(self._stream.ptr)  # a capture may include it by now
 
     def follow_current(self) -> None:
-        """See `OpenSegment`. Follows the current streams of the thread's GPU and of the segment's
-        GPU."""
+        """Make copies wait for the present work of two of CuPy's current streams: that of the
+        thread's GPU, and that of the segment's GPU; see `OpenSegment.follow_current`."""
         for device in {cuda.getDevice(), self.ordinal}:
             self._follow_current(device)
 
@@ -131,8 +131,8 @@ class CupySegment:
         self._after(stream, self._stream.ptr, device)
 
     def _ask_library(self, array: Any, device: int) -> None:
-        """Have the segment's stream follow the stream that a library uses now, which is possible
-        only by DLPack."""
+        """Make the segment's stream wait for the stream that an array's library uses now. The array
+        does not name that stream, so this is possible only by DLPack."""
         try:
             if device == self.ordinal:
                 array.__dlpack__(stream=self._stream.ptr)
@@ -187,7 +187,7 @@ class CupySegment:
 
     @_on_device
     def write(self, array: Any, offset: int, byte_count: int) -> None:
-        """See `OpenSegment`."""
+        """Copy a caller's array into the segment."""
         source = int(array.__cuda_array_interface__["data"][0])
         self._copy(self._address + offset, source, byte_count)
 
@@ -196,12 +196,12 @@ class CupySegment:
 
     @_on_device
     def record(self) -> None:
-        """See `OpenSegment`."""
+        """Record the server's event after all copies so far."""
         cuda.eventRecord(self._event, self._stream.ptr)
 
     @_on_device
     def read(self, place: Place, out: Any) -> None:
-        """See `OpenSegment`."""
+        """Copy an array of the segment into a caller's array; see `OpenSegment.read`."""
         if not place.byte_count:
             return
         device, interface = self._device_of(out), out.__cuda_array_interface__
@@ -217,7 +217,7 @@ class CupySegment:
 
     @_on_device
     def lent(self, place: Place, owner: object) -> Any:
-        """See `OpenSegment`; a `cupy.ndarray`."""
+        """Return a `cupy.ndarray` in the segment itself, which keeps `owner` alive."""
         memory = cupy.cuda.UnownedMemory(
             self._address, self.byte_count, owner, device_id=self.ordinal
         )
@@ -226,7 +226,7 @@ class CupySegment:
 
     @_on_device
     def copied(self, place: Place) -> Any:
-        """See `OpenSegment`; a `cupy.ndarray` from CuPy's memory pool."""
+        """Return a copy of an array of the segment: a `cupy.ndarray` from CuPy's memory pool."""
         own = cupy.empty(place.shape, place.dtype)
         if place.byte_count:
             self._after(cupy.cuda.get_current_stream().ptr, self._stream.ptr, self.ordinal)
@@ -236,7 +236,8 @@ class CupySegment:
 
     @_on_device
     def close(self) -> None:
-        """See `OpenSegment`. Raises nothing if the server or this process's GPU has failed."""
+        """Wait for the copies, and close the memory and the event. If the server or this process's
+        GPU has failed, no error is raised."""
         for close in (
             self._stream.synchronize,
             partial(cuda.eventDestroy, self._event),

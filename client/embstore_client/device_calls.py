@@ -1,16 +1,17 @@
 """The layer for calls with arrays in a GPU's memory: it finds these arrays, and sends the calls.
 
 The server shares its GPU's memory (`device_segment`). This layer does not make keys unique and does
-not sum gradients: the server makes keys unique and sums on the GPU, where the arrays are. Such a
-call therefore bypasses the layers below. If one array of a call is on the device, the call's rows
-are returned on the device, too: in `out`, or lent (as arrays in the shared memory itself). The
-call's arrays on the host (counts, offsets of bags, keys) are sent as usual.
+not sum gradients: the server makes keys unique and sums on the GPU, where the arrays are. A call
+with arrays in a GPU's memory therefore bypasses the layers below. If one array of a call is on the
+device, the call's rows are returned on the device, too: in `out`, or lent (as arrays in the shared
+memory itself). The call's arrays on the host (counts, offsets of bags, keys) are sent as usual.
 
 The gradients of a step can be on the device, as gradients of keys, occurrences or bags. If the
 session has several ranks, the server copies the gradients to the host, where it adds the gradients
 of all ranks. The rows of a step are returned on the device if `out` is `ON_DEVICE` (in this case
 they are lent), or if `out` has arrays on the device. These rows are sent in one message, when all
-earlier steps are finished: early rows would have to be joined with late rows on the device.
+earlier steps are finished. If some rows were sent before that, they would have to be joined with
+the later rows on the device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +40,7 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 class OnDevice:
-    """The layer: it sends calls with arrays in a GPU's memory, and passes on all other calls."""
+    """The layer that sends calls with arrays in a GPU's memory, and passes on all other calls."""
 
     def __init__(self, config_of: ConfigOf, wire_dtype: str, sent: Below) -> None:
         self._config_of, self._wire_dtype, self._sent = config_of, wire_dtype, sent
@@ -48,8 +49,8 @@ class OnDevice:
         """Execute a call.
 
         Raises InvalidArgumentError if a command that takes no arrays on a device has such arrays;
-        if outputs do not fit, or are partly on the host; or if `wire_dtype` has two bytes, because
-        only networks need that.
+        if outputs do not fit, or are partly on the host; or if `wire_dtype` is one of the two-byte
+        types, which only networks need.
         """
         command: Any = call.command
         is_of_step = command.reads is Reads.OF_STEP
@@ -87,15 +88,15 @@ class OnDevice:
 
 
 def are_on_device(out: Any) -> bool:
-    """Return whether outputs of a step's rows are in a device's memory: new arrays (`ON_DEVICE`),
-    arrays that a function makes, or arrays by table."""
+    """Return whether `out`, the output for a step's rows, is in a device's memory. `out` can be
+    `ON_DEVICE` (new arrays), a function that makes arrays, or a mapping of arrays by table."""
     if out is ON_DEVICE or callable(out):
         return True
     return isinstance(out, Mapping) and any(map(is_on_device, out.values()))
 
 
 def check_exact(wire_dtype: str) -> None:
-    """Refuse a wire dtype of two bytes."""
+    """Refuse a two-byte wire dtype, because device memory is shared without rounding."""
     if wire_dtype != "float32":
         raise InvalidArgumentError(
             f'expected host arrays with wire_dtype="{wire_dtype}", found some in a GPU\'s '

@@ -20,7 +20,7 @@ from embstore_proto.frame import Framed, Message
 from embstore_proto.v1 import embstore_pb2 as pb
 
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
-"""The dtypes of keys, and of rows and gradients, by their dimensions."""
+"""The dtype of an array by its number of dimensions: keys have one; rows and gradients have two."""
 _NOT_SHARED = (
     "which needs a shared-memory connection to a server of this host and user; this connection is "
     "by gRPC"
@@ -91,15 +91,16 @@ class DeviceMessage(Message):
         return _Rows(segment, self.outs, lend)
 
     def total_bytes(self, header: bytes) -> int:
-        """Refuse to be sent without shared memory. All methods for a network refuse this."""
+        """Raise InvalidArgumentError, like all methods that networks need: this message can be sent
+        only through shared memory."""
         self._refuse()
 
     def joined(self, header: bytes) -> bytes:
-        """See `total_bytes`."""
+        """Raise InvalidArgumentError, as `total_bytes` does."""
         self._refuse()
 
     def framed(self, header: bytes) -> Framed:
-        """See `total_bytes`."""
+        """Raise InvalidArgumentError, as `total_bytes` does."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -2,9 +2,9 @@
 
 `embstore_proto.device_segment` describes the frames. A connection has at most one segment. A
 segment is open from the moment when the server's handles arrive. It is closed when the next segment
-replaces it, or when the connection has ended and no array in the segment is left. Then the
-segment's tether (a socket that keeps the segment alive) is closed. So the server never frees memory
-that is open here.
+replaces it, or when the connection has ended and no array in the segment is left. After that, the
+segment's tether (a socket that keeps the segment alive on the server) is closed. So the server
+never frees memory that is open here.
 
 **Streams.** Copies run in a stream of this module, on the server's GPU, even if the trainer
 computes on another GPU. This stream waits for the streams in which the arrays of a call are made,
@@ -20,7 +20,7 @@ Therefore a trainer must use lent rows in the stream in which it makes its next 
 trainer with several streams that do not wait for each other must pass `out`. A lookup of a step has
 no arrays of its own on the device, and waits for CuPy's current stream instead.
 
-Only the module `cupy_gpu` uses CuPy. This module is imported when the first call needs it.
+Only the module `cupy_gpu` uses CuPy; it is imported when the first call needs CuPy.
 """
 
 import os
@@ -37,7 +37,8 @@ from embstore_proto.device_segment import Handles
 
 
 class OpenSegment(Protocol):
-    """Opened memory of another process's GPU. One thread at a time, except for `close`."""
+    """Opened memory of another process's GPU. Only one thread may use it at a time, except for
+    `close`."""
 
     byte_count: int
     device: str
@@ -46,14 +47,14 @@ class OpenSegment(Protocol):
     def follow(self, arrays: Sequence[Any]) -> None:
         """Make copies wait for the work that is queued by now in the streams of arrays.
 
-        Raises InvalidArgumentError if the library of an array does not export it, or if the stream
-        of an array is being captured.
+        Raises InvalidArgumentError if the library of an array does not export the array by DLPack,
+        or if the stream of an array is being captured into a CUDA graph.
         """
 
     def follow_current(self) -> None:
         """Make copies wait for the work that is queued by now in CuPy's current stream.
 
-        Raises InvalidArgumentError if that stream is being captured.
+        Raises InvalidArgumentError if that stream is being captured into a CUDA graph.
         """
 
     def write(self, array: Any, offset: int, byte_count: int) -> None:
@@ -73,7 +74,7 @@ class OpenSegment(Protocol):
         """Return a copy of an array of the segment, in memory of this process."""
 
     def close(self) -> None:
-        """Wait for the copies, and close the memory and the event. Any thread."""
+        """Wait for the copies, and close the memory and the event. Any thread may call this."""
 
 
 class Gpu(Protocol):
@@ -101,8 +102,8 @@ def opened_gpu() -> Gpu:
 
 
 def check_is(device: str, name: str | None) -> None:
-    """Refuse a server's GPU that is not the GPU `name`; None accepts any GPU. This is checked
-    before anything is opened on the GPU, because opening takes a CUDA context of some hundred
+    """Refuse a server's GPU that is not the GPU `name`; None accepts any GPU. The caller checks
+    this before anything is opened on the GPU, because opening makes a CUDA context of some hundred
     MB."""
     if name not in (None, device):
         raise InvalidArgumentError(
@@ -141,8 +142,8 @@ class DeviceSide:
         return segment
 
     def close(self) -> None:
-        """Close the segment, then its tether. Any thread. In a forked child this does nothing:
-        segment and tether belong to the parent."""
+        """Close the segment, then its tether. Any thread may call this. In a forked child the call
+        does nothing, because segment and tether belong to the parent."""
         if os.getpid() != self._process:
             return
         segment, self.segment = self.segment, None

@@ -1,7 +1,7 @@
 """A server as an executor: a chain of layers, built here, each with one concern.
 
 checked       arguments in normal form            embstore.checks
-Members       deadlines of steps, places          members
+Members       deadlines, and what members announced members
 KnownIds      the id of each table's name         known_tables
 Sized         how large a call may be             sending
 OnDevice      arrays in a GPU's memory            device_calls
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class RemoteExecutor:
-    """Executes commands on a server. Any thread."""
+    """Executes commands on a server. Any thread may use it."""
 
     is_embedded = False
 

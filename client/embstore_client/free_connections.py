@@ -41,7 +41,7 @@ class FreeConnections(Generic[C]):
     def take(self, *, on_device: bool = False) -> C | None:
         """Return a free connection, or None if no connection is free. A call without arrays in a
         GPU's memory gets a connection without a device segment; a call with such arrays can get any
-        connection."""
+        connection, if possible one with a segment."""
         for free in (self._with_segment, self._plain) if on_device else (self._plain,):
             try:
                 return free.pop()

@@ -10,16 +10,16 @@
         ads = await store.table("ads")
         rows = await ads.lookup(keys)
 
-A verb does the same as in `Store` or `Table`, but in a thread of a pool, because a call of the
-transport blocks its thread. The transports accept calls of many threads. The event loop is only
-notified when a call ends. The declarations below state which verbs are executed in order; a verb
-that is not declared is executed in order.
+A verb (a method of `Store` or `Table`) does the same here, but in a thread of a pool, because a
+call of the transport blocks its thread. The transports accept calls of many threads. The event loop
+is only notified when a call ends. The declarations below state which verbs are executed in order; a
+verb that is not declared is executed in order.
 
-**Order.** A call begins when it is made, whether it is awaited or not. Calls that change something
-are executed one after the other, in the order in which they were made, so an update is acknowledged
-before the next update is sent. Lookups and other verbs that only read run concurrently with these
-calls, in any order: await an update before the lookup that has to see it. The arrays of a call must
-not change until the call is done.
+**Order.** A call is queued when it is made, whether it is awaited or not. Calls that change
+something are executed one after the other, in the order in which they were made, so an update is
+acknowledged before the next update is sent. Lookups and other verbs that only read run concurrently
+with these calls, in any order: await an update before the lookup that has to see it. The arrays of
+a call must not change until the call is done.
 
 **Cancelling** a call, or the task that awaits it, drops the call if it has not begun; in that case
 the call was not sent. A call that has begun is completed, and its result is dropped. A callback of
@@ -47,7 +47,8 @@ from embstore_client.connecting import connect
 CALLS_MAX = 1024
 """The maximum number of calls of one store, running or waiting; each keeps its arrays in memory."""
 THREADS = 8
-"""Concurrent reads: more than a server executes at once, so that it always has a next read."""
+"""The default number of concurrent reads. It is larger than the number that a server executes at
+once, so that the server always has a next read."""
 
 _CLOSED = "the store is closed; connect again"
 
@@ -64,7 +65,7 @@ class Call(Future[R]):
 
 
 class Calls:
-    """The calls of one store, and the threads that execute them. Any thread."""
+    """The calls of one store, and the threads that execute them. Any thread may use it."""
 
     def __init__(self, threads: int) -> None:
         if not isinstance(threads, int) or threads < 1:
@@ -129,7 +130,7 @@ class TracedCalls(Calls):
     threads."""
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
-        """Do as `Calls.begin`."""
+        """Begin a call as `Calls.begin` does, within the current span of the caller."""
         return super().begin(tracing.in_context(verb), in_order=in_order)
 
 
@@ -154,7 +155,7 @@ class _Behind(Generic[H]):
         self._handle = handle
         self._calls = calls
 
-    if not TYPE_CHECKING:  # types know the verbs below
+    if not TYPE_CHECKING:  # type checkers use the declarations below
 
         def __getattr__(self, name: str) -> Any:
             verb = None if name in self._for_threads else getattr(type(self._handle), name, None)
@@ -202,7 +203,7 @@ def _table(
 
 
 class BackgroundTable(_Behind[Table]):
-    """The verbs of a `Table`, each of which returns a `Call` at once. Any thread.
+    """The verbs of a `Table`, each of which returns a `Call` at once. Any thread may use it.
 
     The properties of a table need calls, too: `describe` returns all of them.
     """
@@ -246,10 +247,11 @@ class BackgroundTable(_Behind[Table]):
 
 
 class BackgroundStore(_Behind[Store]):
-    """The verbs of a `Store`, each of which returns a `Call` at once. Any thread.
+    """The verbs of a `Store`, each of which returns a `Call` at once. Any thread may use it.
 
-    Leaving its with block waits for the unfinished calls. Use sessions from threads: the run that
-    `Store.session` returns sends and receives in the background by itself.
+    Leaving its with block waits for the unfinished calls. Sessions are not available here: use
+    `Store.session` in a thread. The run that it returns sends and receives in the background by
+    itself.
     """
 
     _for_threads = frozenset({"run", "session"})

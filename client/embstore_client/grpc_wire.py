@@ -7,7 +7,7 @@ stream, at 16 MiB they are equal, and at 64 MiB a stream is three times as fast.
 
 gRPC reconnects by itself, in the background, and a call waits for the connection until the call's
 deadline. Before the first connection a call does not wait: it reports why there is no connection
-(`unreached`), and the caller decides.
+(`unreached`), and the caller decides whether to try again.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,8 +75,8 @@ class GrpcWire:
         self._is_closed = False
 
     def connected(self, info: ServerInfo) -> None:
-        """Note the size of the largest unary message of the server, less the size of a reply's
-        header."""
+        """Remember the size of the largest unary message that the server accepts, less the size of
+        a reply's header."""
         self._was_connected = True
         limit = info.server.unary_bytes_max if info.server else UNARY_BYTES
         self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)
@@ -103,7 +103,7 @@ class GrpcWire:
 
     def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
         """Return why there is no connection, and an error if waiting cannot help."""
-        from embstore_client.unreached import why_unreached  # here: it imports ssl
+        from embstore_client.unreached import why_unreached  # not at the top: it imports ssl
 
         why = why_unreached(self._address, self._tls)
         return str(why) or text, why if isinstance(why, EmbstoreError) else None
@@ -136,7 +136,7 @@ class GrpcWire:
             self._raise(exc)
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Raise the error for memory that is not shared; see `Wire.share_device`."""
+        """Raise the error for a connection that shares no memory; see `Wire.share_device`."""
         raise rows_not_shared()
 
     @contextmanager

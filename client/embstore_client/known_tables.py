@@ -24,21 +24,23 @@ C = TypeVar("C", bound=c.Command[Any])
 
 
 class KnownTables:
-    """The tables that one client has seen. Any thread."""
+    """The tables that one client has seen. Any thread may use it."""
 
     def __init__(self, ask: Callable[[c.GetTable], TableDescription]) -> None:
         self._ask = ask
         self._seen: dict[str, TableDescription] = {}
 
     def find(self, name: str, table_id: int | None) -> TableDescription:
-        """Return a table as it was last seen. Another thread can forget the table concurrently."""
+        """Return the description of a table as this client last saw it; ask the server if the
+        client has not seen the table, or has seen another id. (Another thread can forget the table
+        concurrently.)"""
         seen = self._seen.get(name)
         if seen is None or (table_id is not None and seen.table_id != table_id):
             seen = self.look_again(name, table_id)
         return seen
 
     def look_again(self, name: str, table_id: int | None) -> TableDescription:
-        """Ask the server for a table, and return the table as it is now."""
+        """Ask the server for the present description of a table; remember and return it."""
         found = self._ask(c.GetTable(name, table_id))
         self._seen[name] = found
         return found
@@ -51,7 +53,7 @@ class KnownTables:
         return seen.config
 
     def note(self, described: TableDescription) -> None:
-        """Remember the table of an answer."""
+        """Remember the description of a table from an answer."""
         self._seen[described.config.name] = described
 
     def forget(self, name: str) -> None:
@@ -89,7 +91,7 @@ class KnownTables:
 
 
 class KnownIds:
-    """The layer: commands are sent with the ids of their tables."""
+    """The layer that sends commands with the ids of their tables."""
 
     def __init__(self, tables: KnownTables) -> None:
         self._tables = tables

@@ -10,10 +10,10 @@ and step.
 
 A session exists only in the server's process. After a restart the next call raises
 SessionExpiredError, and has changed nothing. The exception is a call that finishes a step: if the
-server ended during one of the call's attempts, the call raises OutcomeUnknownError. No step can be
-applied twice or left out: open the session's name again, and continue after the session's new
-`last_step`, which is the last step of the server's last commit. Rows looked up and keys announced
-for later steps are void.
+server ended during one of the call's attempts, the call raises OutcomeUnknownError. To continue,
+open the session's name again, and train on after the session's new `last_step`, which is the last
+step of the server's last commit. Then no step is applied twice or left out. Rows looked up and keys
+announced for later steps are void.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ class Place:
 
     def finished(self, step: int) -> None:
         """Forget a step, and all steps before it: steps are finished in their order."""
-        for number in [n for n in tuple(self.counts) if n <= step]:  # a copy: threads announce
+        for number in [n for n in tuple(self.counts) if n <= step]:  # threads announce meanwhile
             self.counts.pop(number, None)
 
 

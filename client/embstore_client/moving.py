@@ -4,21 +4,21 @@ The program that changes a cluster has a connection to each shard, and one locat
 recorded durably. Every change has the same phases (`switch`):
 
     pause     all shards pause their writes, at one barrier
-    prepare the new map is prepared: a new shard starts at the position of the other shards
-    (`join`);
-              the last writes are copied (`move`)
+    prepare   a new shard starts at the position of the other shards (`join`), or the last writes
+              are copied (`move`)
     record    the new map is recorded: from here on it is the map of the cluster
-    give      every shard gets the new map, and takes writes again
+    give      every shard gets the new map, and accepts writes again
 
 A failure before `record` changes nothing: writes resume. If the program ends during `record` or
 later, shards stay paused until `resolve` is called with the recorded map, old or new. A shard that
 is restarted gets the map from the process that starts it.
 
 **Partitions are moved in rounds.** Scans copy the written rows of the partitions to their next
-owners. A shard does not own these partitions yet, so no client reads the copies. The first round
-copies all rows. Each further round copies the rows written since the round before, until they are
-few. The last rows are copied while writes are paused. Then the old and the new owner must have
-equal leaves of the digest in these partitions; otherwise nothing is moved.
+owners. The next owner does not own these partitions yet, so no client reads the copies. The first
+round copies all rows. Each further round copies the rows written since the round before, until they
+are few. The last rows are copied while writes are paused. Then the digest leaves (the hashes of
+blocks of rows) of these partitions must be equal at the old and the new owner; otherwise nothing is
+moved.
 
 **Rows that stay at the old owner.** A shard that loses a partition keeps the partition's rows, but
 they are ignored: scans leave them out, and digests cover only owned partitions. If the partition
@@ -77,7 +77,8 @@ def switch(
     by: str,
     prepare: Callable[[Barrier], Any] = lambda barrier: None,
 ) -> None:
-    """Have all shards adopt a new map at one barrier, also shards that are not in the new map.
+    """Pause all present shards at one barrier, and give the new map to the shards that are in it.
+    Shards that leave the cluster stay paused.
 
     Parameters
     ----------
@@ -205,7 +206,7 @@ class _Source:
 
 
 class Moving:
-    """Copies the rows of partitions to their next owners. One thread at a time."""
+    """Copies the rows of partitions to their next owners. Only one thread may use it at a time."""
 
     def __init__(
         self,
@@ -344,8 +345,8 @@ class Moving:
         return arriving
 
     def close(self) -> None:
-        """Drop the labels that this object has kept. Later labels displace a label on an
-        unreachable shard."""
+        """Drop the labels that this object has kept. A label that stays on an unreachable shard is
+        displaced by later labels."""
         for source in self._sources:
             with suppress(EmbstoreError):
                 self._drop(source)

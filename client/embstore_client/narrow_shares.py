@@ -1,4 +1,4 @@
-"""The layer of unique keys for a link that is slower than the machine: two bytes per value.
+"""The layer of unique keys, with two bytes per value, for links that are slower than the machine.
 
 Each unique key is sent once. Keys are sent in ascending order, as deltas (`embstore_proto.deltas`);
 rows, gradients and counts are sent in the order of the keys. Gradients are first summed by key in
@@ -9,7 +9,7 @@ them as if the caller had passed these values.
 If several keys are bad, an error may name another key than with float32: the server checks keys in
 ascending order.
 
-A finite gradient that is rounded to infinity would silently change the caller's gradient. Such a
+Rounding a large finite gradient to infinity would silently change the caller's gradient. Such a
 gradient is refused, and the call is not sent. A gradient that was not finite is sent as such, and
 the server refuses or skips the update.
 """
@@ -31,7 +31,8 @@ from embstore_proto import deltas, narrow
 
 
 class Narrow(Unique):
-    """The layer: rows and gradients have two bytes per value, even where memory is shared."""
+    """The layer that sends rows and gradients with two bytes per value, even where memory is
+    shared."""
 
     def __init__(self, dtype: str) -> None:
         """`dtype` is "float16" or "bfloat16"."""

@@ -144,7 +144,7 @@ class NearestWire:
         return wire
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """See `Wire.share_device`."""
+        """Have the server share its GPU's memory; see `Wire.share_device`."""
         wire = self._sharing(b"", deadline)
         try:
             wire.share_device(deadline, name)

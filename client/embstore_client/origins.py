@@ -1,8 +1,8 @@
 """The mutating calls of a client: their sequence numbers, and the store's state as last seen.
 
 Each mutating call has a sequence number, under which the server remembers its answer. The server
-keeps the newest `calls_max` answers. A new call therefore waits while its answer would displace the
-answer of an unfinished call.
+keeps the newest `calls_max` answers (the deduplication window). A new call therefore waits while
+its answer would displace the answer of an unfinished call.
 
 **Epoch.** A restore, or a crash that lost commands, begins another epoch of the store. Rows and t
 that this client has read are then void, and so are gradients computed from them. The client
@@ -13,7 +13,8 @@ such error. (A standby that is promoted has all commands that this client has se
 
 A call that reads rows or t also raises this error once, if its reply has a newer epoch. But the
 thread that gets the error may not be the thread that sends gradients computed from the old rows.
-Therefore the next mutating call is refused nevertheless, unless the client has restored in between.
+Therefore the next mutating call is refused nevertheless, unless this client itself has restored a
+checkpoint in between.
 
 **Store.** An address can later serve another directory. Table ids start at the same number in every
 store, so the store's id is sent with mutating calls, and compared in their replies.
@@ -49,14 +50,15 @@ class Origins:
         self._beginning = 0  # the number of running restores and promotions of this client
 
     def connected(self, info: ServerInfo) -> None:
-        """Check the store's id, and note the limits of the server and the state of the store."""
+        """Check the store's id, and remember the limits of the server and the state of the
+        store."""
         with self._room:
             server = info.server
             self._calls_max = max(server.remembered_calls_max if server else 1, 1)
         self.knows(info.context)
 
     def knows(self, context: Context) -> None:
-        """Note the state of the store in a reply; refuse a reply of another store."""
+        """Remember the store's state that a reply contains; refuse a reply of another store."""
         with self._lock:
             self._note(context)
 
@@ -72,8 +74,8 @@ class Origins:
             )
 
     def read(self, context: Context) -> None:
-        """Note the state of the store to which rows or t belong. Raise OutcomeUnknownError, once,
-        if rows or t that were read earlier belong to an epoch that has ended."""
+        """Remember the store's state in a reply with rows or t. Raise OutcomeUnknownError, once, if
+        rows or t that were read earlier belong to an epoch that has ended."""
         with self._lock:  # raise once: another thread may already use the next reply's epoch
             self._note(context)
             before, is_newer = self._read_epoch, context.epoch > self._read_epoch
@@ -87,8 +89,8 @@ class Origins:
         )
 
     def placed(self, context: Context) -> None:
-        """Note the state of the store in which a session was opened; the session's resume position
-        shows which of its steps were kept."""
+        """Remember the store's state in a reply to opening a session. A newer epoch raises no error
+        here, because the session's resume position shows which of its steps were kept."""
         with self._lock:
             self._note(context)
             self._read_epoch = max(self._read_epoch, context.epoch)
@@ -120,7 +122,8 @@ class Origins:
                 self._read_epoch = epoch
 
     def begin(self, deadline: float) -> Origin:
-        """Return the origin of a new call, as soon as the server has room to remember it."""
+        """Return the origin of a new call, as soon as the server has room to remember the call's
+        answer."""
         with self._room:
             if not self._room.wait_for(self._has_room, deadline - monotonic()):
                 raise DeadlineError(
@@ -143,7 +146,7 @@ class Origins:
         return not self._open or self._last + 1 - min(self._open) < self._calls_max
 
     def end(self, origin: Origin) -> None:
-        """Note that a call will not be sent again."""
+        """Mark a call as ended: it will not be sent again."""
         with self._room:
             self._open.discard(origin.sequence)
             self._room.notify_all()

@@ -1,4 +1,5 @@
-"""Both ends of the chain of layers: the limit on a call's size, and a call as a message.
+"""Two parts of the chain of layers: `Sized` limits the size of a call, and `Sent` sends the call as
+a message.
 
 A call that is too large is refused before its keys are made unique: whether it is accepted must not
 depend on whether the store is embedded or served.
@@ -61,7 +62,7 @@ class Sent:
             size = reply_bytes(command, self._config_of)
         if command.reads is Reads.ROWS:
             size = size * self._value_bytes // VALUE_BYTES
-        size = max(size, int(verb.is_streamed))  # a stream returns rows: not 0
+        size = max(size, int(verb.is_streamed))  # a stream returns rows, so more than 0
         send = transport.begin_epoch if type(command) in _BEGIN_EPOCH else transport.send
         answer = send(verb, request, reply_bytes=size, timeout_s=seconds, map_version=version)
         return answer.value

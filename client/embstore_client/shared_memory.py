@@ -80,7 +80,7 @@ class SharedMemoryWire:
         self.copies = Copies()
         """The counts of results that were copied out of shared memory."""
         self.results: set[int] = set()
-        """The ids of the loans of results whose arrays are in use."""
+        """The `id` of the `_Loan` of each result whose arrays are in use."""
 
     def connected(self, info: ServerInfo) -> None:
         """Do nothing: this transport does not depend on the server's facts."""
@@ -169,7 +169,7 @@ class SharedMemoryWire:
         raise WireError(StatusCode.CANCELLED, "the connection was closed")
 
     def release(self, connection: "_Connection", *, is_whole: bool) -> None:
-        """Take back a connection whose result is no longer used. Any thread, at any moment."""
+        """Take back a connection whose result is unused. Any thread may call this at any moment."""
         if not is_whole or self._is_closed or not self._free.add(connection):
             self.forget(connection)
 
@@ -309,7 +309,7 @@ class _Call:
         self.end() if kind is None else self.give_up()
 
     def end(self) -> None:
-        """Release the connection; it is free when no array of the result is left."""
+        """Release the connection, which becomes free when no array of the result is left."""
         if self._loan is not None:
             self._loan.is_whole = True
             self._loan = None
@@ -322,7 +322,7 @@ class _Call:
 
 
 class _Connection:
-    """A socket and its segment. One thread at a time, except for `cut_off`."""
+    """A socket and its segment. Only one thread may use it at a time, except for `cut_off`."""
 
     def __init__(self, path: Path, deadline: float) -> None:
         self.segment: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -419,11 +419,10 @@ class _Connection:
                 rest = rest[count:]
 
     def _until(self, deadline: float, late: str, call: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a socket's call, by a deadline; `late` is the error's text if it
-        fails.
+        """Return the result of a socket's call; `late` is the error's text if the deadline passes.
 
-        Setting a time-out is itself a system call, so the time-out is set only when it changes, in
-        the last second. Until then the clock is read after each time-out.
+        Setting a time-out is itself a system call. So the time-out stays at `_LOOK_S`, and the
+        clock is read whenever it passes; only in the last second a shorter time-out is set.
         """
         while True:
             left = deadline - monotonic()
@@ -474,7 +473,7 @@ class _Connection:
             self._descriptor = -1
 
     def cut_off(self) -> None:
-        """Wake another thread that waits for the connection, with an error. Any thread."""
+        """Make a thread that waits for an answer raise an error. Any thread may call this."""
         if os.getpid() == self._process:  # in a forked child the socket is the parent's, too
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

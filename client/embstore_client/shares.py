@@ -39,7 +39,7 @@ Inverse = NDArray[np.int32] | None
 
 
 class Unique:
-    """The layer: each key is sent once, with one sum of gradients."""
+    """The layer that sends each key once, with the sum of its gradients."""
 
     def __init__(self, wire: Wire | None) -> None:
         """While `wire` shares memory, keys are not made unique; if `wire` is None, keys are always

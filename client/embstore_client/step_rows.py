@@ -2,8 +2,9 @@
 rows.
 
 After `prefetch_step`, the rows of step n + 1 that no unfinished step touches arrive while step n
-computes. A background thread receives them, and copies each row once, from its message to its
-position in the step's array. If one message has all rows, they are not copied.
+computes: these are **early** rows. The **late** rows arrive when all earlier steps are finished. A
+background thread receives the rows, and copies each row once, from its message to its position in
+the step's array. If one message has all rows, they are not copied.
 
 **Deletions.** If a member has deleted rows since early rows were sent, a second message has all
 rows of the step, and replaces the first message. If this member itself has deleted rows after the
@@ -56,9 +57,9 @@ class Assembly:
         for answer, _ in answers:
             for part in answer.tables:
                 if part.positions is None:
-                    self._came[part.table] = 0  # has all rows, which replace earlier rows
+                    self._came[part.table] = 0  # all rows, in place of earlier rows
                 self._came[part.table] += len(part.rows)
-                self._t[part.table] = part.t  # the last is the t at the step's turn
+                self._t[part.table] = part.t  # the last t is the one after all earlier steps
                 self.early_bytes += part.rows.nbytes * answer.early
                 self.late_bytes += part.rows.nbytes * (not answer.early)
             if answer.early and not counts:
@@ -100,7 +101,7 @@ def whole(read: SomeRows) -> RowsRead:
 
 
 class EarlyRows:
-    """The layer: early and late rows of a step are joined."""
+    """The layer that joins the early and the late rows of a step."""
 
     def __call__(self, call: Call, below: Below) -> Any:
         """Execute a call; `out` can be the `Assembly` itself."""
@@ -113,7 +114,7 @@ class EarlyRows:
 
 
 class StepRows:
-    """The rows of a step that were requested from the server. Any thread.
+    """The rows of a step that were requested from the server. Any thread may use it.
 
     A background thread requests them, with the deadline of a usual call. If the deadline passes
     because the previous step takes so long, `result` requests the rows again. If the handle is
@@ -162,7 +163,7 @@ class StepRows:
         return self._assembly.late_bytes
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting."""
+        """Return whether `result` would return without waiting."""
         is_whole = self._over.is_set() and not isinstance(self._error, DeadlineError)
         return is_whole and self._asked_at == self._writes()
 

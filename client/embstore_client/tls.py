@@ -25,7 +25,8 @@ class TlsFiles(NamedTuple):
     def of(
         cls, ca: PathLike | None, cert: PathLike | None, key: PathLike | None
     ) -> "TlsFiles | None":
-        """Return the files that were passed; None: no TLS. Raises InvalidArgumentError."""
+        """Return the files that were passed; None: no TLS. Raises InvalidArgumentError if one of
+        the files requires another that is missing."""
         if (cert is None) != (key is None) or (cert is not None and ca is None):
             raise InvalidArgumentError(
                 "expected tls_ca, tls_cert and tls_key, all for mutual TLS, tls_ca alone for TLS"

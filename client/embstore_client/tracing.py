@@ -1,10 +1,10 @@
 """Calls as spans of OpenTelemetry; all of the client's tracing is here.
 
-A call within a trace span of the trainer is a child span, with all its attempts. The server
-receives the id of this child span as a `traceparent` (W3C Trace Context): in the metadata of gRPC
-or, in shared memory, in a frame before the call. A call outside of any span is not traced. Such
-calls are made in background threads: lease renewals, and calls ahead of a loop or after it. Each of
-these calls would be a trace by itself.
+A call within a trace span of the trainer becomes one child span, which covers all attempts. The
+server receives the id of this child span as a `traceparent` (W3C Trace Context): in the metadata of
+gRPC or, in shared memory, in a frame before the call. A call outside of any span is not traced.
+Such calls come from background threads: lease renewals, and calls ahead of a loop or after it. Each
+of them would be a trace by itself.
 
 This module does not import OpenTelemetry: a trainer that has a span has imported OpenTelemetry.
 Whether its SDK is installed is checked when a client connects. If it is not, the client uses the
@@ -44,7 +44,8 @@ def traceparent() -> str:
 
 
 def in_context(verb: Callable[[], T]) -> Callable[[], T]:
-    """Return a function for another thread, which keeps the current span of this thread."""
+    """Return `verb` as a function for another thread, in which the current span of this thread
+    stays the current span."""
     return partial(copy_context().run, verb)
 
 
@@ -60,7 +61,7 @@ class TracedTransport(Transport):
     """A transport whose calls are spans, if they are made within a span."""
 
     def send(self, verb: Verb, request: Outgoing, **options: Any) -> Answer:
-        """Do as `Transport.send`."""
+        """Send a command as `Transport.send` does, in a child span if there is a span."""
         with nullcontext() if _current_span() is None else self._span(verb):
             return super().send(verb, request, **options)
 
@@ -71,7 +72,7 @@ class TracedTransport(Transport):
         take: Callable[[Iterator[Answer]], T],
         **options: Any,
     ) -> T:
-        """Do as `Transport.receive`."""
+        """Send a command as `Transport.receive` does, in a child span if there is a span."""
         with nullcontext() if _current_span() is None else self._span(verb):
             return super().receive(verb, request, take, **options)
 

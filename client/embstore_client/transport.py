@@ -1,12 +1,13 @@
 """One call with a deadline, in as many attempts as necessary, over any connection (`Wire`).
 
 **Attempts.** A call is repeated until the deadline, with growing random pauses, if it is certain
-that the server did not execute it, or if it can be executed twice. Examples are calls that were
-refused because the queue is full or the server is stopping, and calls whose connection was lost. A
-mutating call therefore carries an Origin (client id and sequence number), by which the server
-applies the call once (`embstore_server.path.replay`). Attempts are counted from the first lost
-attempt: a refused attempt has left nothing on the server, so a restarted server can accept the next
-attempt.
+that the server did not execute it, or if executing it twice does no harm. Examples are calls that
+were refused because the queue is full or the server is stopping, and calls whose connection was
+lost. In the last case the server may have executed the call. A mutating call therefore carries an
+Origin (client id and sequence number), by which the server applies the call only once (the
+deduplication window, `embstore_server.path.replay`). The origin counts attempts only from the first
+lost attempt: a refused attempt has left nothing on the server, so a restarted server can accept the
+next attempt.
 
 **Sessions.** Calls of a session need no Origin: the server identifies them by member and step. A
 call that finishes a step may wait for other ranks. A server that stops interrupts the call, perhaps
@@ -233,8 +234,8 @@ class Transport:
             sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
-        """Return the error for a call of a session; one of the call's attempts may have executed
-        it."""
+        """Return the error for a call of a session, given the error of the last attempt. An attempt
+        that was lost before may have executed the call."""
         if sent.verb.command.retry is Retry.STEP:
             if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
                 error.was_lost = True  # the server may have accepted the call before it stopped
@@ -294,8 +295,9 @@ class _Sent:
         return self.verb.command.retry is not Retry.FREE
 
     def wait_for_a_start(self, again: "_PassingError", absent_s: float, starting_s: float) -> None:
-        """Set the deadline: `starting_s` seconds after each progress report of a server that is
-        starting, or `absent_s` seconds after the loss of the connection to such a server."""
+        """Set the deadline of a call to a server that is starting: `starting_s` seconds after the
+        server's last new progress report, or `absent_s` seconds after the loss of the
+        connection."""
         if again.was_lost:
             if self.said:
                 self.said, self.deadline = "", monotonic() + absent_s

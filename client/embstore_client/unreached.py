@@ -9,7 +9,7 @@ the TLS handshake succeeds, and a gRPC server answers the preface of HTTP/2 with
 A failure that waiting cannot mend is returned as an error: another protocol, TLS on one side alone,
 a certificate that one side does not trust. A name that does not resolve yet, or a port that is
 still closed, may belong to a server that is being started. Such a failure is returned as text only,
-and the caller decides.
+and the caller decides whether to wait.
 """
 
 import socket
@@ -63,8 +63,8 @@ def _is_grpc(answer: bytes) -> bool:
 
 
 def _found(address: str, answer: bytes) -> str | EmbstoreError:
-    """Return the reason why a call fails, as a server's answer without TLS shows; "" if the server
-    is a gRPC server."""
+    """Return the reason why a call without TLS fails, judged by the server's answer to the preface;
+    "" if the server is a gRPC server."""
     if _is_grpc(answer):
         return ""
     if answer:

@@ -36,11 +36,11 @@ class WireError(Exception):
 
 
 class Wire(Protocol):
-    """A connection to a server. Any thread."""
+    """A connection to a server. Any thread may use it."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether memory is shared with the server. If so, making keys unique would not save
+        """Whether memory is shared with the server. If it is, making keys unique would not save
         time."""
 
     def send(
@@ -70,7 +70,7 @@ class Wire(Protocol):
         memory cannot be shared, or if this process has another name than `name` for the GPU."""
 
     def connected(self, info: ServerInfo) -> None:
-        """Note the server's facts after a connection was made."""
+        """Take over the facts that the server returned (its limits, process and socket)."""
 
     def close(self) -> None:
         """Close the connection and interrupt running calls."""

@@ -1,8 +1,8 @@
 """The units of a step's rows and gradients: each key, each distinct key, or each bag of keys.
 
 In one step some tables can be pooled and others plain. The step's distinct rows can be at the store
-or at the trainer. In both cases, one function makes rows in the other units from the distinct rows,
-and another function sums gradients back to the distinct keys (contract.md, rules 2, 8).
+or at the trainer. In both cases, one function makes the rows of keys or bags from the distinct
+rows, and another function sums the gradients by distinct key (contract.md, rules 2, 8).
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def bags_of(
     mode: Pooling | Mapping[str, Pooling] = "sum",
     weights: Mapping[str, ArrayLike] | None = None,
 ) -> Forms:
-    """Return the checked bags of a step's keys; a table without bags has the unit "keys".
+    """Return the checked unit of each table: its bags or, for a table without offsets, "keys".
 
     Parameters
     ----------

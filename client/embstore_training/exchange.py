@@ -6,13 +6,14 @@ Steps call only an `Exchange`. `SessionExchange` exchanges rows and gradients wi
                   order, so that neither side has to search for them. Rows of the next step are
                   requested while the loop works on the present step. Bags are pooled by the store,
                   or here, if their rows arrive early anyway (`Step.lookup_pooled`)
-    embedded      nothing is sent: the store spreads, pools and sums on its device, and accepts and
-                  returns arrays in the device's memory
+    embedded      nothing is sent: on its device, the store spreads and pools rows and sums
+                  gradients, and it accepts and returns arrays in the device's memory
     on its device   a server shares its GPU's memory with this process: the same as embedded, for
                   steps whose rows are wanted on the device. Only the positions of the keys are
                   sent
 
-A call names the present member of the rank. The time for which the loop waits is counted.
+Each call is made with the rank's present member. The seconds for which the loop waits are counted
+(`times`).
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +44,7 @@ be sent early: far fewer pooled rows have to be sent."""
 
 
 def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:
-    """Return where the rows of a session's steps are returned, after a check."""
+    """Return the checked argument `rows` of a session: where its steps return their rows."""
     where: RowsWhere = one_of(given, "rows", get_args(RowsWhere))
     if where == "device" and waits == "none" and not sessions.is_embedded:
         raise InvalidArgumentError(
@@ -67,7 +68,7 @@ def check_reached(where: RowsWhere, sessions: Sessions) -> None:
 
 
 class Exchange(ABC):
-    """The source of steps' rows, and the receiver of their gradients. The loop's thread."""
+    """The source of steps' rows, and the receiver of their gradients, for the loop's thread."""
 
     is_embedded = False
     """Whether the store is in this process. If so, the store spreads and pools rows, and sums
@@ -103,7 +104,8 @@ class Exchange(ABC):
 
 
 class SessionExchange(Exchange):
-    """The calls that steps make to a session. The loop's thread only, except for `prepare`."""
+    """The calls that steps make to a session. Only the loop's thread makes them, except for
+    `prepare`."""
 
     def __init__(
         self, sessions: Sessions, session: RankSession, times: Times, rows: RowsWhere = "host"
@@ -118,7 +120,7 @@ class SessionExchange(Exchange):
             str, NDArray[np.float32]
         ] = {}  # Buffers by table, of the largest size so far.
         self._whole: dict[str, Rows] | None = (
-            None  # Early rows of this step, of which bags are made.
+            None  # Rows of this step that came early, from which its bags are made.
         )
 
     def begin_loop(self) -> None:
@@ -199,7 +201,8 @@ class SessionExchange(Exchange):
         }
 
     def _made_on_device(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return rows in the store's memory, on the device or on the host, as configured."""
+        """Return rows that the store has spread or pooled, on its device or on the host, as
+        configured."""
         on_device, number, sessions = self._is_on_device(entry), entry.number, self.sessions
         there = {table: _there(of, entry.once[table]) for table, of in forms.items()}
         with self._times.part("lookup"):
@@ -286,7 +289,7 @@ class SessionExchange(Exchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Finish a step as "updated", "released" or "skipped", by a call of the member."""
+        """Finish a step as "updated", "released" or "skipped", by a call with the member."""
         send = finishing(self.sessions, entry.number, verb, sums, options)
         with self._times.part("send"):
             done = self._session.finish(entry.number, verb, send)

@@ -47,7 +47,7 @@ _OPTIONS = ("name", "tables", "planner", "shared", "world_size", "lookahead_step
 
 
 class RunHistory:
-    """The samples of one run. The loop's thread only, inside the run's with block."""
+    """The samples of one run. Only the loop's thread uses them, inside the run's with block."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float = 1.0) -> None:
         """Take the first sample, of the state before the first step."""
@@ -61,7 +61,8 @@ class RunHistory:
         self._add()
 
     def note(self) -> None:
-        """Take a sample, if it is due. Call this after each step."""
+        """Take a sample, if the last one is at least `every_s` seconds old. Call this after each
+        step."""
         if monotonic() - self._began >= self._samples[-1]["time_s"] + self._every_s:
             self._add()
 
@@ -118,7 +119,7 @@ def reporting(
 
 
 def _layouts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the part of the cache that each layout has."""
+    """Return, for each layout of rows, how many rows the cache has room for now, and their size."""
     return [
         {
             "dim": pool["dim"],

@@ -1,11 +1,11 @@
 """A rank's lease, renewed in a background thread while its loop computes or waits.
 
-A call of a rank renews its lease as it begins. But a step may compute or wait for other ranks for
-longer than the lease. The thread begins a renewal after every third of the lease, and abandons it
-after another third. Thus two renewals fit into a lease, and the lease survives if one renewal is
-not answered. After a failure the thread tries again, unless the session has ended. If failures of
-the same type follow one another, only the first is logged, in one line; an error other than an
-EmbstoreError is logged with its traceback.
+When a call of a rank begins, it renews the rank's lease. But a step may compute or wait for other
+ranks for longer than the lease. The thread begins a renewal after every third of the lease, and
+abandons it after another third. Thus two renewals fit into a lease, and the lease survives if one
+renewal is not answered. After a failure the thread tries again, unless the session has ended. If
+failures of the same type follow one another, only the first is logged, in one line; an error other
+than an EmbstoreError is logged with its traceback.
 
 A restarted server has no sessions: the renewal opens the session again (`rank_session`).
 """
@@ -19,8 +19,7 @@ from embstore.errors import EmbstoreError, RankFailedError, SessionExpiredError,
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 1.0
-"""Seconds for which the end of a run waits for a running renewal. By then, the renewal is of no
-use."""
+"""Seconds for which the end of a run waits for a running renewal, which is of no use any more."""
 
 
 class Lease:

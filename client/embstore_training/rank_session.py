@@ -1,11 +1,11 @@
 """The session of one rank, which survives restarts of the server and expired leases.
 
 A session ends with its server's process, but the store keeps the session's resume position. This
-position is the last finished step, and as durable as the rows. Therefore a loop can continue after
-a restart if nothing was lost. The session is opened again at its position, steps that are announced
-and not finished are announced again, and the unanswered call is repeated. A step may have been sent
-before the restart, to be finished. If its number is not above the position, the step has been
-finished: it is not sent again, and only its answer is lost.
+position is the number of the last finished step, and is as durable as the rows. Therefore a loop
+can continue after a restart if nothing was lost. The session is opened again at its position, steps
+that are announced and not finished are announced again, and the unanswered call is repeated. A call
+to finish a step may have been sent before the restart. If the step's number is not above the
+position, the step has been finished: it is not sent again, and only its answer is lost.
 
 A trainer that was killed keeps its rank until its lease has expired, which ends the session. If the
 trainer is restarted at once, joining waits for this end: the session is opened and joined again and
@@ -32,9 +32,9 @@ client has changed a row of these tables (`SessionFacts.written`).
 opened again; such an end is recognized by the unchanged process of the server. A session is also
 not opened again if the store is in another epoch, because commands were lost: a rank that did not
 receive the answer to a finished step would repeat that step, while other ranks know it as finished.
-If the position does not follow from the steps of this rank, it belongs to another trainer. If one
-of several ranks loses its lease, all ranks fail (`RankFailedError`), since the other ranks cannot
-distinguish a suspended rank from a dead one.
+If the steps of this rank cannot have led to the position, another trainer has continued the
+session, and this rank does not open it again. If one of several ranks loses its lease, all ranks
+fail (`RankFailedError`), since the other ranks cannot distinguish a suspended rank from a dead one.
 
 **Several ranks.** Each rank detects the restart by itself, and joins at the new server; then the
 ranks wait for one another as usual. Ranks whose step was not finished send it again, and the sums
@@ -81,7 +81,7 @@ class Opening:
     options: RunOptions
 
     def opened(self, sessions: Sessions) -> SessionFacts:
-        """Open the session, or return the open one."""
+        """Open the session, if it is not open; return its facts."""
         options = self.options
         return sessions.open(
             self.name,
@@ -109,8 +109,8 @@ class Opening:
 
 
 class RankSession:
-    """A rank's session from joining to leaving. Any thread. Steps are finished one after the other
-    or, with waits="none", concurrently."""
+    """A rank's session from joining to leaving. Any thread can use it. Steps are finished one after
+    the other or, with waits="none", concurrently."""
 
     def __init__(self, sessions: Sessions, opening: Opening) -> None:
         """Open the session and join it; wait until the rank and the tables are free.
@@ -124,7 +124,7 @@ class RankSession:
         self._guard = threading.Lock()  # Guards the fields below, for short moments.
         self._member: str | None = None  # None after the rank has left.
         self._joining: str | None = token_hex(16)  # The member while it joins; None: it has joined.
-        self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Announced for this member.
+        self._unfinished: dict[int, Mapping[str, Keys]] = {}  # Steps announced for this member.
         self._sent_step = 0  # The last step that was sent to be finished.
         self._has_ended = False  # Whether this rank has no more steps; other ranks may continue.
         self._lost: EmbstoreError | None = None  # Why the session cannot continue.
@@ -162,10 +162,10 @@ class RankSession:
             pause = min(2 * pause, _PAUSE_MAX_S)
 
     def leave(self, failure: BaseException | None) -> None:
-        """Close the session for this rank, after any outcome.
+        """Close the session for this rank, whether the run has succeeded or failed.
 
-        After a failure, or if the server no longer answers, this takes at most a moment: the lease
-        will end the session.
+        After a failure, or if the server no longer answers, this takes at most a moment, because
+        the lease will end the session.
         """
         with self._guard:
             members = self._member, self._joining  # The store may have accepted a join unanswered.
@@ -249,12 +249,13 @@ class RankSession:
     def finish(
         self, number: int, verb: str, send: Callable[[str], AcknowledgedUpdate]
     ) -> AcknowledgedUpdate:
-        """Finish a step as "updated", "released" or "skipped", once, by a call of the member.
+        """Finish a step as "updated", "released" or "skipped", once, by a call with the present
+        member.
 
         Returns
         -------
-        The answer. If the step was executed and its answer was lost: command number 0, and the
-        tables' t.
+        The answer. If the step was executed and its answer was lost, the answer has the command
+        number 0, and the tables' t.
         """
 
         def finished(member: str) -> AcknowledgedUpdate:
@@ -276,7 +277,7 @@ class RankSession:
         return done
 
     def _note(self, done: AcknowledgedUpdate) -> None:
-        """Note t; the answers of concurrent calls may arrive in any order."""
+        """Keep each table's largest t: answers of concurrent calls may arrive in any order."""
         with self._guard:
             for name, t in done.t.items():
                 self._t[name] = max(t, self._t.get(name, t))
@@ -342,7 +343,7 @@ class RankSession:
                 raise
             if self._sessions.serving() != serving:
                 raise SessionExpiredError("the server was restarted while the rank joined")
-            known = self.last_step  # Read first: calls of the old member may still end.
+            known = self.last_step  # Read before `place`: calls of the old member may still end.
             place = self._sessions.renew(member).last_step
             self._check_kept(known, place, serving)
             with self._guard:
@@ -392,9 +393,9 @@ class RankSession:
         self._end(f"{what} open the session again: it goes on after step {place}", serving)
 
     def _was_written(self) -> bool:
-        """Return whether another client has changed rows of the tables since this rank joined: the
-        last write of another client is not older than the rank's own writes, and is not the write
-        that was the last when the rank joined."""
+        """Return whether another client has changed rows of the tables since this rank joined. This
+        is so if the last command of another client was executed after the last command of the
+        session, and is not the one that was known when the rank joined."""
         if self._opening.options.shared:
             return False
         shards = zip(self.facts.written, self._written, strict=False)

@@ -76,7 +76,7 @@ class Entry:
     """The verb that finished the step; "": it is not finished."""
     bags: dict[str, Any] = field(default_factory=dict)
     """By table, the unit of the last pooled lookup (`bags.Of`)."""
-    prefetched: Prefetched | None = None  # In the loop's thread only.
+    prefetched: Prefetched | None = None  # Only the loop's thread uses it.
     prefetched_by: str = ""
     """The member for which rows were requested; rows for an earlier member are void."""
     flight: Any = None
@@ -93,15 +93,15 @@ Prepare = Callable[[Any, Mapping[str, OnceKeys]], object]
 
 
 class End(NamedTuple):
-    """The end of the sequence, after the last step, with the exception to raise at this end, if
-    there is one."""
+    """The end of the sequence of steps, with the exception that the loop raises there, if there is
+    one."""
 
     failure: BaseException | None = None
 
 
 class ReadAhead:
-    """Reads and announces steps ahead of one loop. The first step has the number `first` and the
-    first batch after `skip` batches, which are left out.
+    """Reads and announces steps ahead of one loop. The first step has the number `first`. Its batch
+    is the first one after `skip` batches, which are left out.
 
     All fields below `_changed` are read and written with its lock.
     """
@@ -278,7 +278,8 @@ def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callab
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise InvalidArgumentError if `given` has unknown tables; the message calls it `what`."""
+    """Raise InvalidArgumentError if `given` has unknown tables; `what` names `given` in the
+    message."""
     unknown = sorted(set(given) - set(known), key=repr)
     if unknown:
         raise InvalidArgumentError(

@@ -56,13 +56,14 @@ T = TypeVar("T")
 
 
 def _own_name() -> str:
-    """Return a name for a session without one, by which people can identify it."""
+    """Return a name for a session that the caller has not named. People can read from the name
+    which process has opened the session."""
     script = Path(sys.argv[0]).name if sys.argv else ""
     if not script or script.startswith("-"):  # `python -c`; "-..." is no name on a command line
         script = "python"
     made = f"{script[-60:]}@{socket.gethostname()[:60]}-pid{os.getpid()}"
     plain = "".join(c if c.isprintable() and c not in ": " else "_" for c in made)
-    return f"{plain}-{token_hex(4)}"  # a process can have several; process ids are reused
+    return f"{plain}-{token_hex(4)}"  # a process can have several sessions; its id is reused
 
 
 class Run:
@@ -125,11 +126,11 @@ class Run:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the session for this rank, after any outcome.
+        """Close the session for this rank, whether the loop has succeeded or failed.
 
         With waits="none" this first waits until all finished steps are acknowledged. After a
-        failure, or if the server no longer answers, the wait takes at most a moment: the lease will
-        end the session.
+        failure, or if the server no longer answers, the wait takes at most a moment, because the
+        lease will end the session.
         """
         try:
             self._stop_reading()
@@ -151,7 +152,8 @@ class Run:
 
     @property
     def member(self) -> str:
-        """The member that calls of this rank name; InvalidArgumentError outside the with block.
+        """The member, a secret that identifies this rank in its calls; InvalidArgumentError outside
+        the with block.
 
         When the session is opened again, the member changes: see `in_session`.
         """
@@ -314,8 +316,9 @@ class Run:
     def reporting(
         self, store: "Store", path: str | os.PathLike[str] | None
     ) -> AbstractContextManager[Callable[[], object]]:
-        """Yield a function to call after each step. At the end, even after a failure, write the
-        run's history to a file for `embstore report`. If `path` is None, write nothing."""
+        """Return a context manager that yields a function to call after each step. At the end of
+        the block, even after a failure, it writes the run's history to a file for `embstore
+        report`. If `path` is None, it writes nothing."""
         from embstore_training.history import reporting  # here, because history imports this module
 
         return reporting(store, self, path)

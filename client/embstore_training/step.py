@@ -1,8 +1,9 @@
-"""One step of a run, for the body of its loop. A step is looked up, and then finished once.
+"""One step of a run, as the body of the run's loop uses it. A step is looked up, and then finished
+once.
 
-Rows and gradients are per key, per distinct key, or per bag (`bags`). The exchange decides where
-rows are and how they are transferred: in a session with the store, in a write-behind run, or on a
-replica of hot rows.
+Rows and gradients are per key, per distinct key, or per bag (`bags`). The step's exchange decides
+where its rows are and how they are transferred. There is one exchange for sessions with the store,
+one for write-behind runs, and one for a replica of hot rows.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from embstore_training.read_ahead import Entry, check_names
 
 
 class Step:
-    """One step of a run, for the body of its loop.
+    """One step of a run, as the body of the run's loop uses it.
 
     Arrays are NumPy arrays. In a session whose rows stay on the store's device (`rows="device"` of
     `Store.session`), rows are arrays in the device's memory, and gradients can be, too: CuPy arrays
@@ -94,8 +95,9 @@ class Step:
         """Return the pooled rows of each bag, (bags, dim) by table; an empty bag gets zeros.
 
         Usually a server pools the rows. But if the next step has at most three ids per bag of this
-        step, the server sends the next step's rows early, as for `lookup`, and these rows are
-        pooled here, to the same bits. If rows are rounded for the network, the server always pools.
+        step, the server sends the next step's rows early, as for `lookup`, and this process pools
+        them, with the same bits as the result. If rows are rounded for the network, the server
+        always pools.
 
         Parameters
         ----------
@@ -140,7 +142,8 @@ class Step:
 
         Returns
         -------
-        The tables' t; in a hot step the command number 0, until rows are pushed.
+        The tables' t, and the command number. In a hot step the number is 0, because the store gets
+        the update only later, when rows are pushed.
 
         Raises
         ------

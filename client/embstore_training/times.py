@@ -10,27 +10,27 @@ from typing import NamedTuple
 
 
 class RunStats(NamedTuple):
-    """The number of steps that a run's loop has taken, and the seconds of the loop's thread by
-    part."""
+    """The number of steps that a run's loop has taken, and the seconds that the loop's thread has
+    spent in each part."""
 
     steps: int
     """The number of steps that the loop has taken."""
     batch_s: float
-    """Waiting until the next batch is read and announced. If this is long, the loader or `keys` is
-    slow."""
+    """Seconds of waiting until the next batch is read and announced. If they are many, the loader
+    or `keys` is slow."""
     lookup_s: float
-    """Waiting for rows: for earlier steps, for the cache, or for the network."""
+    """Seconds of waiting for rows: for earlier steps, for the cache, or for the network."""
     send_s: float
-    """Finishing steps: gradients are sent, and applied together with the gradients of other
-    ranks."""
+    """Seconds of finishing steps: gradients are sent, and applied together with the gradients of
+    other ranks."""
     compute_s: float
-    """Everything else in the loop."""
+    """Seconds of everything else in the loop."""
     skipped: int = 0
     """The number of batches of finished steps that `resume` has left out."""
 
 
 class Times:
-    """Measures the loops of a run, one loop after the other. The loop's thread only."""
+    """Measures the loops of a run, one loop after the other. Only the loop's thread uses it."""
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0

@@ -1,18 +1,19 @@
 """The arena: `cache_bytes` shared between pools, slab by slab, on demand.
 
-A **slab** is a run of slots of one pool. A pool that has no free slot asks for a slab. It gets one
-while the budget lasts; rows are evicted only when the budget is spent. The size of a slab, and a
-pool's other memory, follow from the budget (sizes.py). All pools share one staging buffer.
+A **slab** is a run of slots of one pool. A pool that has no free slot asks for a slab. As long as
+the budget has room, the pool gets one; rows are evicted only when the budget is spent. The size of
+a slab, and a pool's other memory, follow from the budget (sizes.py). All pools share one staging
+buffer.
 
 A pool that is created late must not starve. Each pool therefore has a **floor**: an equal part of
 half the budget, and one slab at least. A pool below its floor may take a slab from the largest
 pool; that pool evicts the rows of its last slab first.
 
 **Aims** are target sizes of the pools. If aims are set, they decide which pool gets memory, instead
-of the order of requests. A pool that is refused a slab is noted as wanting. `move_slice` makes a
-pool that is above its aim release slots, as long as a wanting pool is below its own aim and the
-free memory is too small for a slab of the wanting pool. A wanting pool below its aim gets free
-memory first, then any pool that asks. Aims are forgotten when a pool is added or removed, or the
+of the order of requests. A pool whose request for a slab was refused is **wanting** until it gets a
+slab. If a wanting pool is below its aim, and the free memory is too small for one of its slabs,
+`move_slice` makes a pool above its aim release slots. Free memory goes first to wanting pools below
+their aims, then to any pool that asks. Aims are forgotten when a pool is added or removed, or the
 budget changes, because they were computed for other pools or another budget. `era` counts these
 events.
 
@@ -23,11 +24,11 @@ slabs until all pools fit. Rejected: slabs whose size never changes. A cache cou
 smaller than the slabs of its first budget, and a cache that grew a thousandfold would do so in tiny
 steps.
 
-An index whose stash is full becomes larger in the middle of a call, without a check of the budget
-(index.py). The excess is released before the next command (`keep_to_budget`), as if the budget had
-become smaller. Two excesses are tolerated. A pool of one slab keeps its larger index, because it
-has no slab to release and its keys could not be found otherwise. Any pool keeps its larger index as
-long as the log has no room for the dirty rows that would have to leave.
+An index whose stash (its overflow area) is full becomes larger in the middle of a call, without a
+check of the budget (index.py). The excess is released before the next command (`keep_to_budget`),
+as if the budget had become smaller. Two excesses are tolerated. A pool of one slab keeps its larger
+index, because it has no slab to release and its keys could not be found otherwise. As long as the
+log has no room for the dirty rows that would have to leave, any pool keeps its larger index.
 """
 
 from bisect import bisect_left
@@ -38,7 +39,8 @@ from embstore.cache.slots import PoolSlots
 from embstore.errors import CapacityError
 
 _BUDGET_BYTES_MAX = 1 << 62
-"""Slabs stop growing far below this budget, so it is enough for one slab of each pool."""
+"""A budget that is always enough for one slab of each pool, because slabs stop growing far below
+it."""
 
 
 class HostCache(NamedTuple):
@@ -49,7 +51,7 @@ class HostCache(NamedTuple):
 
 
 class Member(Protocol):
-    """A pool, as the arena sees it."""
+    """The parts of a pool that the arena uses."""
 
     slots: PoolSlots
 
@@ -70,8 +72,8 @@ class Arena:
         self.option = option  # the option's name for users
         self.pools: list[Member] = []
         self.is_fixed = False
-        """Whether slabs must not move between pools: a command is writing, and has reserved room
-        for the rows that it found."""
+        """Whether slabs must not move between pools, because a command is writing: it has reserved
+        room in the log for rows in their present slots."""
         self.is_short = False
         """Whether a pool has been refused a slab since this attribute was set to False."""
         self.may_exceed = False
@@ -83,7 +85,7 @@ class Arena:
         self.aims: dict[Member, int] = {}
         """Bytes that each pool should have. If the dict is empty, slabs are granted in the order of
         requests."""
-        self._wanting: set[Member] = set()  # pools without a grant since a refusal
+        self._wanting: set[Member] = set()  # pools that got no slab since a refusal
 
     @property
     def memory_bytes(self) -> int:
@@ -101,7 +103,7 @@ class Arena:
         return max((pool.slots.sizes.staging_bytes for pool in self.pools), default=0)
 
     def join(self, pool: Member) -> None:
-        """Add a pool and grant its first slab, if need be by taking a slab from another pool.
+        """Add a pool and grant its first slab; if necessary, another pool releases a slab for it.
 
         Raises
         ------
@@ -131,8 +133,8 @@ class Arena:
         self.pools.remove(pool)
 
     def grant(self, pool: Member) -> bool:
-        """Return whether the pool may add a slab. For a pool below its floor, another pool may
-        release one."""
+        """Return whether the pool may add a slab. If the asking pool is below its floor, another
+        pool may have to release a slab."""
         if self._is_granted(pool):
             self._wanting.discard(pool)
             return True
@@ -256,11 +258,11 @@ class Arena:
             pool.slots.fit_budget(budget_bytes)
 
     def note_growth(self) -> None:
-        """Note that a pool's index has become larger, perhaps beyond the budget."""
+        """Remember that a pool's index has become larger, perhaps beyond the budget."""
         self.may_exceed = True
 
     def keep_to_budget(self) -> None:
-        """Release memory that larger indexes take beyond the budget. Call this between commands.
+        """Release slabs if enlarged indexes exceed the budget. Call this between commands.
 
         Raises
         ------
@@ -273,7 +275,9 @@ class Arena:
         self.may_exceed = False
 
     def _release_excess(self) -> None:
-        """Release slabs of the largest pool, an equal share of the excess, until no excess is left.
+        """Release slabs until all pools fit the budget, or each has one slab. In each round the
+        largest pool releases an equal share of the excess: the excess divided by the number of
+        pools with more than one slab.
 
         The bytes of a slab include its share of the index. Otherwise a pool of small rows, whose
         index is large compared with its rows, would release too many slabs.

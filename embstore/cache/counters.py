@@ -1,9 +1,9 @@
 """The counters of a pool, which only grow. They count hits both by unique key and by access.
 
 **By access**, a key that a call names five times counts five times, hit or miss; **by unique key**,
-it counts once. Hits are counted for lookups alone, in level one. Misses are counted for all
-commands, since updates bring rows in too. They are counted by origin. A miss whose origin is the
-host is a hit of level two; misses of the other origins miss in both levels.
+it counts once. Hits are counted only for lookups, and only in level one. Misses are counted for all
+commands, since updates bring rows in too, and by origin: the place that the row came from. A miss
+whose origin is the host is a hit of level two; misses of the other origins miss in both levels.
 """
 
 from dataclasses import dataclass
@@ -83,12 +83,13 @@ class Counters:
 
     @property
     def misses_below(self) -> int:
-        """The number of rows brought in, or 0 as long as no row has moved down to level two."""
+        """The number of rows that were missing in level one and brought in; 0 as long as no row has
+        moved down to level two."""
         if not self.evictions_host:
             return 0
         return self.misses_host + self.misses_log + self.misses_base + self.misses_initializer
 
     def count_parts(self, parts: int) -> None:
-        """Count a call that is processed in parts."""
+        """Count one more call that is processed in parts, and its `parts` parts."""
         self.calls_in_parts += 1
         self.parts += parts

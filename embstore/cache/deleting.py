@@ -1,12 +1,12 @@
 """Deletion: rows of a pool get their initial content again.
 
 A deleted row of level one stays in its slot, which gets the initial content and becomes clean.
-Pins, announced steps, and the slots that calls have found are therefore unchanged. A deleted row of
-level two leaves its slot. A row that is stored in the log or the base is hidden by a tombstone.
+Therefore pins, announced steps, and the slots that calls have found all stay valid. A deleted row
+of level two leaves its slot. A row that is stored in the log or the base is hidden by a tombstone.
 Tombstones are logged only for stored keys.
 
-A deletion reads no row. As other writes, it can be refused only before anything changes: by
-`Deletion`, or when the caller reserves room. An error of `apply` is irreversible.
+A deletion reads no row. Like other writes, it can be refused only before anything changes: by the
+constructor of `Deletion`, or when the caller reserves room. An error of `apply` is irreversible.
 """
 
 import numpy as np

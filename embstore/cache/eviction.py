@@ -34,12 +34,12 @@ class LevelBelow(Protocol):
     calls."""
 
     def make_room(self, count: int) -> Slots:
-        """Return slots of this level for up to `count` rows, to be passed to `keep`. Raises
+        """Return up to `count` free slots of this level, which the caller passes to `keep`. Raises
         CapacityError."""
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
-        """Take the rows that leave `slots` of the pool, whose contents are `here`. Return False if
-        the rows could not be taken."""
+        """Copy the rows that leave `slots` of level one, whose contents are `here`, to the slots
+        `places` of this level. Return False if the rows could not be copied."""
 
     def put_back(self, places: Slots) -> None:
         """Free slots that `make_room` has returned."""
@@ -64,12 +64,14 @@ class Evictor:
     two."""
     level_two: LevelBelow | None = None
     is_clean_first: bool = False
-    """Whether dirty rows are evicted last, as in level two: the count in their scores is 1."""
+    """Whether dirty rows are evicted last, because the count in their scores is 1. This is so in
+    level two."""
 
     # Slabs
 
     def grow(self) -> bool:
-        """Add a slab, if the arena grants one and the device has memory for it."""
+        """Add a slab if the arena grants one and the device has memory for it. Return whether a
+        slab was added."""
         return self.slots.may_grow and self.arena.grant(self) and self.slots.add_slab()
 
     def release_slabs(self, count: int) -> None:
@@ -101,8 +103,9 @@ class Evictor:
         The work is done piece by piece. Otherwise the allocator would keep arrays of many megabytes
         after their use, although the purpose is to free memory.
 
-        Only pins of these slots are removed. But if pins would take more than half of the remaining
-        slots, all pins are removed, and the owners of pins pin again as many rows as fit.
+        Usually only the pins of these slots are removed. But if pins would take more than half of
+        the remaining slots, all pins of the pool are removed, and their owners then pin as many
+        rows as fit.
         """
         if 2 * self.pins.count > low:
             self.finder.finish_arriving()
@@ -124,8 +127,8 @@ class Evictor:
     # Slots
 
     def ask_victims(self, count: int) -> Answer[Victims] | None:
-        """Add slabs for `count` rows, and ask which rows must leave. Return None if no row must
-        leave."""
+        """Add slabs for `count` rows, and ask for the victims if slots are still lacking. Return
+        None if no row must leave."""
         needed = self.needed(count)
         return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
@@ -154,7 +157,8 @@ class Evictor:
         return max(count - self.slots.free_count, 0)
 
     def evict(self, count: int) -> int:
-        """Evict up to `count` rows ahead of need; return how many rows were evicted.
+        """Evict up to `count` rows before their slots are needed; return how many rows were
+        evicted.
 
         Raises
         ------
@@ -169,7 +173,7 @@ class Evictor:
         return count
 
     def free(self, slots: Slots, keys: Keys) -> None:
-        """Free slots and remove their keys from the index, whether or not rows have arrived."""
+        """Free slots and remove their keys from the index, even if a slot is pending."""
         with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.erase(keys)
@@ -177,7 +181,7 @@ class Evictor:
             self.slots.free(slots)
 
     def free_table(self, table_id: int) -> None:
-        """Free the slots of all row keys of a table."""
+        """Free all slots with rows of a table, and remove the rows' keys from the index."""
         keys = self.slots.keys
         slots = np.flatnonzero(self.slots.row_keys.are_of(keys, table_id))
         self.free(slots, keys[slots])
@@ -219,7 +223,7 @@ class Evictor:
     # The log
 
     def mark(self, slots: Slots, *, dirty: bool) -> None:
-        """Set whether slots are dirty."""
+        """Mark slots as dirty or as clean."""
         self.device.slots.mark(self.slots.memory, slots, dirty=dirty)
         if self.is_clean_first:
             counts = np.full(len(slots), dirty, np.int64)

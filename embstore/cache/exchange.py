@@ -12,11 +12,11 @@ call has moved no row.
     go to          |            | places     | the slots that these rows leave   |
 
 The host waits once, to learn how many keys are absent and how many rows are dirty. If earlier calls
-missed rows and had to evict others, this question is asked (`ask`) together with the batch, before
-it is known whether rows are missing. Then one wait answers the batch and the question. If some keys
-are absent from both levels, the host waits a second time, for these keys and for the slots of their
-victims. After the moves these slots are free, and the rows of the absent keys are read as in a
-cache of one level.
+missed rows and had to evict other rows, this question is asked (`ask`) when the batch is queued,
+before it is known whether rows are missing. Then the host waits once for the batch and the answer.
+If some keys are absent from both levels, the host waits a second time, for these keys and for the
+slots of their victims. After the moves these slots are free, and the rows of the absent keys are
+read as in a cache of one level.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ _NO_SLOTS = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Absent:
-    """The keys of a call that are in neither level; level one has free slots for them."""
+    """The keys of a call that are in neither level. Level one has free slots for them."""
 
     keys: Keys
     places: Slots
@@ -61,12 +61,13 @@ class Absent:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about the missing keys of a batch, asked before the batch was synchronized."""
+    """A question to the device about the missing keys of a batch, asked before the batch was
+    synchronized."""
 
     batch: Batch
     moves: int
-    """The value of `Exchange._moves` when the question was asked; if the value has grown since, a
-    row may be in another slot."""
+    """The value of `Exchange._moves` when the question was asked; if the value has grown since,
+    rows may be in other slots."""
     free: int
     """The number of free slots of level one when the question was asked."""
     rebuilds: int
@@ -79,13 +80,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The moves of a call: pairs, each of a slot of level one and a slot of level two."""
+    """The moves of a call, as pairs: each pair is a slot of level one and a slot of level two."""
 
     slots: Array
     first: int
     """Position of the first missing key that has a pair."""
     first_up: int
+    """Position of the first pair whose row of level two comes up; all later rows come up too."""
     first_down: int
+    """Position of the first pair whose row of level one goes down; all later rows go down too."""
     left: Slots
     """Slots of victims that leave for absent keys. They are free after the moves."""
     logged: int
@@ -158,7 +161,7 @@ class Exchange:
 
     @property
     def _arena_state(self) -> tuple[int, int, int]:
-        """A value that has changed if a slab that was refused may be available now."""
+        """A value that changes whenever a slab that was refused may have become available."""
         arena = self.evictor.arena
         return arena.era, arena.memory_bytes, self.slots.count
 
@@ -181,16 +184,16 @@ class Exchange:
         asked: Asked | None = None,
         ceiling: int = PIN_ONE,
     ) -> Absent | None:
-        """Bring up the rows of a call's missing keys as far as level two has them. `slots` contains
-        -1 where a key is missing; the new slots of these rows are written there. Return the keys
-        that are in neither level; level one has free slots for them.
+        """Move the rows of a call's missing keys up to level one, for the keys that level two has.
+        `slots` contains -1 where a key is missing; the new slots of the moved rows are written
+        there. Return the keys that are in neither level; level one has free slots for them.
 
         score : score of the rows that come up, which the call touches; None: they are pinned
             instead
         missed_rows : a counter by table, to which the numbers of missing keys are added
         asked : the question about these keys
-        ceiling : the score from which on rows do not leave. If such a row would have to leave, no
-            row is moved, and None is returned
+        ceiling : rows of this score or a higher one do not leave. If such a row would have to
+            leave, no row is moved, and None is returned
 
         Raises
         ------
@@ -230,7 +233,7 @@ class Exchange:
         return Absent(keys, places), slots
 
     def _planned(self, found: Missing, missing: int, leaving: int, victims: Slots) -> _Plan:
-        """Find room for all rows that move. Raises CapacityError."""
+        """Find room for all rows that move, and return the moves. Raises CapacityError."""
         free, memory = missing - leaving, self.device.memory
         if len(victims):
             before = self.evictor.dirty_max

@@ -1,15 +1,15 @@
-"""The rows that a call names, and their slots, which are found once for several questions.
+"""The rows that a call names, and their slots, which are searched once and then remembered.
 
-**Batches.** A trainer looks up rows, computes, and updates the same keys. To compare its keys with
-the keys of the last call, each key is read once; to make keys unique, each key is hashed and a
-table is written. On the CPU, for 53,248 keys, comparing takes 0.03 ms, and making them unique 0.43
-ms. Therefore the last batch is kept, with a copy of its keys, in memory that only grows. Where work
-is queued, the batch stays on the device. That saves a copy and some launches, a tenth of a
-millisecond on a GPU. Above COMPARED_KEYS_MAX keys the comparison on the host would take longer than
-this saves. Keys in the device's memory are not compared.
+**Batches.** A trainer looks up rows, computes, and updates the same keys. Comparing a call's keys
+with the keys of the last call only reads each key; making keys unique hashes each key and writes a
+table. On the CPU, for 53,248 keys, comparing takes 0.03 ms, and making unique 0.43 ms. Therefore
+the last batch is kept with a copy of its keys, in buffers that are used again and only grow. Where
+work is queued, the batch stays on the device. Using it again saves a copy and some launches, a
+tenth of a millisecond on a GPU. Above COMPARED_KEYS_MAX keys the comparison on the host would take
+longer than that. Keys in the device's memory are not compared.
 
-**Slots.** A call asks for its slots several times, and the update after a lookup asks once more.
-Therefore the last answer is kept. The answer is valid as long as no row has entered or left a slot
+**Slots.** A call needs its slots several times, and the update after a lookup needs them once more.
+Therefore the slots found last are kept. They are valid as long as no row has entered or left a slot
 (`moves`).
 
 **Arrivals.** Rows of announced steps are read ahead of their use (prefetch.py). A slot may be
@@ -53,8 +53,8 @@ class Finder:
         self.moves = 0
         """A number that grows whenever a row enters or leaves a slot."""
         self.lookups_miss = self.updates_miss = False
-        """Whether keys were missing in the last lookup or update; usually the next call is the
-        same."""
+        """Whether keys were missing in the last lookup, and in the last update. In the next call of
+        the same kind the answer is usually the same."""
         self._device = device
         self._slots = slots
         self._batch: Batch | None = None  # of the last call
@@ -70,7 +70,7 @@ class Finder:
     # The rows of a call
 
     def resolve(self, segments: Sequence[Segment], *, grouped: bool = False) -> Batch:
-        """Return the batch of a call. The search for its slots is queued; see `synchronize`.
+        """Return the batch of a call, and queue the search for its slots; see `synchronize`.
 
         grouped : whether to group positions by slot if all keys are expected to have slots. If a
             key turns out to be missing, the batch is void
@@ -119,9 +119,10 @@ class Finder:
         return grouped[0]
 
     def look(self, batch: Batch, slots: Array | None = None) -> None:
-        """Queue the search for the slots of a batch. Results that are known at once are noted.
+        """Queue the search for the slots of a batch. If the device's results are known at once,
+        they are remembered.
 
-        slots : the slots of all unique keys, which are pinned and have arrived; None: they are
+        slots : the slots of all unique keys, which are pinned and have arrived; None: the slots are
             searched
         """
         if slots is not None:
@@ -157,7 +158,7 @@ class Finder:
                 self._note_found(batch)
 
     def _note_found(self, batch: Batch) -> None:
-        """Note the slots that were found for a batch."""
+        """Remember the slots that were found for a batch, and finish the rows under way to them."""
         keys, missing = batch.unique_keys, batch.found.missing
         self.note(keys, self._found[: len(keys)], missing)
         self._slots.index.synchronize()

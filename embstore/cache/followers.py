@@ -1,9 +1,9 @@
-"""Callbacks with the keys of written rows. The digests of a pool's tables subscribe to them.
+"""Callbacks that get the keys of written rows. The digests of a pool's tables register them.
 
 On a GPU the keys of a command are in the device's memory, and a download after each command would
-idle the GPU. Therefore the keys are collected in a buffer on the device, which is allocated when
-the first table is followed. They are downloaded when a digest needs them, or when the buffer is
-full.
+leave the GPU idle. Therefore the keys are collected in a buffer on the device, which is allocated
+when the first table is followed. They are downloaded when a digest needs them, or when the buffer
+is full.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ class Followers:
                 self._collected = self._device.memory.allocate(count, "int64")
 
     def written(self, keys: Array) -> None:
-        """Note the row keys that a command has written, (n,) int64; they can be of several
-        tables."""
+        """Collect the keys of the rows that a command has written, (n,) int64, or pass them to the
+        callbacks at once. The keys may belong to several tables."""
         if not self._notes:
             return
         if self._collected is None:

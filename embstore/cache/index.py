@@ -1,12 +1,13 @@
-"""The cache's index from row keys to slots. Its size depends on slots, not on tables.
+"""The cache's index from row keys to slots. Its size depends on the number of slots, not on tables.
 
-The data structure is the device's (two-choice buckets and a small stash, device/base.py). This
-module keeps it usable: the index grows with the slots, and is rebuilt, larger, in the rare case
-that its stash is full. Where the device's work is queued, the stash is checked when the index is
-next used, since by then the host has usually waited for the device. At that time the call that
-filled the stash can no longer be refused, so an error of the rebuild is irreversible. A call that
-only looks up keys makes this check after it has waited for the slots (`Finder.synchronize`): if the
-index was full, keys for which it had no room are reported as absent, and the search is repeated.
+The device defines the data structure: two-choice buckets, and a small **stash** for keys whose
+buckets are full (device/values.py). This module keeps the index usable: it grows with the slots,
+and in the rare case that its stash is full, it is rebuilt with more buckets. Where the device's
+work is queued, the stash is checked when the index is next used, since by then the host has usually
+waited for the device. At that time the call that filled the stash can no longer be refused, so an
+error of the rebuild is irreversible. A call that only looks up keys makes this check after it has
+waited for the slots (`Finder.synchronize`). If the stash was full, the search has reported as
+absent the keys for which the index had no room, so the search is repeated.
 
 The stash is found to be full in the middle of a call, when rows of the call may already be in their
 slots. Therefore the larger index is not checked against the budget. The arena is notified (`grew`),
@@ -48,8 +49,8 @@ class SlotIndex:
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
     def synchronize(self) -> IndexArrays:
-        """Return the index on the device, with all placed keys. It is rebuilt first if its stash
-        was full."""
+        """Return the index on the device, with all keys that were placed. If its stash was full,
+        the index is rebuilt first."""
         if self._inserted is not None:
             with self._irreversible:
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None

@@ -3,10 +3,10 @@
 - A row key has at most one slot; the index has exactly the resident keys.
 - A slot's key is EMPTY_KEY if and only if the slot is free; each free slot is in the free list
   exactly once.
-- The row of a dirty slot is newer than the row in storage, in either level; a free slot is clean.
-- A row of level two is in no slot of the pool.
-- A row's newest content is in its slot, in either level, if the row has a slot; else in storage. If
-  the row is not stored either, its initializer computes the content.
+- In either level, the row of a dirty slot is newer than the row in storage. A free slot is clean.
+- A row of level two is in no slot of level one.
+- If a row has a slot in either level, its newest content is in this slot, else in storage. If the
+  row is not stored either, its initializer computes the content.
 
 A pool is checked one range of slots at a time, and commands may change slots between two ranges.
 The invariants concern one slot at a time, so a range is right or wrong independently of other
@@ -76,8 +76,8 @@ def _check(pool: "Pool", where: str, faults: dict[str, bool]) -> None:
 
 
 def _faults_of_range(part: "Pool | LevelTwo", low: int) -> dict[str, bool]:
-    """Return by description whether a slice of slots from `low` on, or the index of its keys, is
-    wrong."""
+    """Return for each kind of fault, by its description, whether the slice of slots from `low` on,
+    or the index of its keys, has such a fault."""
     high = min(low + SLICE_SLOTS, part.slots.count)
     here = part.device.slots.read_range(part.slots.memory, low, high)
     resident = np.flatnonzero(here.keys != EMPTY_KEY)

@@ -1,21 +1,20 @@
-"""Level two of the cache: rows that left a GPU's slots for want of room, in pinned host memory.
+"""Level two of the cache: rows that were evicted from a GPU's slots, in pinned host memory.
 
-It is the second level of a write-back cache. A row is in level one or in level two, never in both.
-A row moves down unchanged, also when it is dirty. A dirty row is logged when it leaves level two,
-or when a commit writes dirty rows; a call whose victims find room here logs nothing. A row that was
-dirty when it moved down is dirty again when it comes back. Therefore the newest content of a row is
-in its slot of level one, else in its slot of level two, else in storage.
+It is the second level of a write-back cache. A row is never in both levels. A row moves down
+unchanged, even if it is dirty. A dirty row is logged when it leaves level two, or when a commit
+writes dirty rows; a call whose victims find room here logs nothing. A row that was dirty when it
+moved down is dirty again when it comes back. Therefore the newest content of a row is in its slot
+of level one, else in its slot of level two, else in storage.
 
 Level two has the parts of a pool: slots in slabs, under a separate budget (`host_cache_bytes`), an
 index, and scores. By these scores clean rows leave first, and among clean rows the rows that left
-level one longest ago. Only the row of a slot is in the host's memory. Its key, its score, its flag
-and the index are in the GPU's memory, about 40 bytes a slot, which count against the budget of
+level one longest ago. Only the row of a slot is in the host's memory. Its key, its score, its dirty
+flag and the index are in the GPU's memory, about 40 bytes a slot, which count against the budget of
 level one (`sizes.py`). The budget of level one counts the most memory that this metadata can take,
-and not its current size. Therefore it does not count the growth of an index whose stash was full
-(`index.py`), although level one could release slabs for this growth. Since keys and scores are on
-the GPU, the GPU alone finds rows, chooses victims and moves rows between the levels
-(`exchange.py`), in the order of all its other work. So no row is torn, and the host waits only for
-a few numbers.
+and not its current size. Therefore the growth of an index whose stash was full (`index.py`) is not
+counted, although level one could release slabs for this growth. Since keys and scores are on the
+GPU, the GPU alone finds rows, chooses victims and moves rows between the levels (`exchange.py`), in
+the order of all its other work. So no row is torn, and the host waits only for a few numbers.
 
 Level two is usually far larger than the rows that one call moves. If it is smaller, it keeps the
 last of a call's victims. If the system refuses memory, rows are logged and not kept: no call fails
@@ -53,7 +52,8 @@ class LevelTwo:
 
     Raises
     ------
-    CapacityError : the arena cannot grant one slab. This slab is added when the first rows leave.
+    CapacityError : the arena cannot grant one slab. The slab is added only when the first rows
+        leave level one.
     """
 
     def __init__(
@@ -103,11 +103,12 @@ class LevelTwo:
         return self.evictor.take(count) if count > 0 else np.empty(0, np.int64)
 
     def put_back(self, places: Slots) -> None:
-        """Free slots that `make_room` has returned."""
+        """Free slots that `make_room` has returned and that got no row."""
         self.slots.put_back(len(places))
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
-        """Take the rows that leave `slots` of the pool, whose contents are `here`.
+        """Copy the rows that leave `slots` of level one, whose contents are `here`, to `places` of
+        this level, and add their keys to the index.
 
         Return False if the rows could not be copied; in this case `places` are free again.
         """
@@ -152,9 +153,9 @@ class LevelTwo:
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def fit(self) -> None:
-        """Take the sizes that follow from level one's present budget, in which the metadata of this
-        level's slots counts. Excess slabs are released, unless the log has no room for their dirty
-        rows."""
+        """Change the sizes to those that follow from level one's present budget, against which the
+        metadata of this level's slots counts. Excess slabs are released, unless the log has no room
+        for their dirty rows."""
         slots = self.slots
         slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)
         beyond = slots.slab_count - slots.sizes.slots_max // slots.sizes.slab_slots

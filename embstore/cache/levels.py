@@ -1,17 +1,18 @@
-"""Levels: profiled counts of rows, reduced to eleven bits for the cache.
+"""Levels: the profiled access counts of rows, reduced to eleven bits for the cache.
 
 The score of a slot has room for a count of 0 to `LEVEL_MAX`. Profiled counts reach billions, so
 they are made smaller without changing their order. Counts up to `_EXACT` are kept exactly; above
-`_EXACT`, an octave has `_PER_OCTAVE` steps of 1.4 % each. For a cache, two counts of one step are
-as good as equal; among rows of one step the row used longest ago is evicted first. A row that no
-profile names has level 0.
+`_EXACT`, an octave has `_PER_OCTAVE` steps of 1.4 % each. For a cache, the counts within one step
+are as good as equal; among rows of one step the row used longest ago is evicted first. A row that
+no profile names has level 0.
 
 Levels are on the host, and the level of a missed key is sent to the device with the key. So the
 device stores nothing whose size depends on a table's length. If a table has at most
-`_DENSE_ROWS_A_KEY` rows for each profiled key, its levels are an array by key, two bytes per row.
-For other tables a sorted array of the profiled keys is searched, ten bytes per key and its level.
-Rejected: an array by key for all tables, in which only pages with profiled rows would take memory.
-On a system with huge pages, a thousand keys of a long table took 1.5 GiB.
+`_DENSE_ROWS_A_KEY` rows for each profiled key, its levels are in an array that is indexed by key,
+two bytes per row. For other tables a sorted array of the profiled keys is searched; a key and its
+level take ten bytes. Rejected: an array indexed by key for all tables, in which only pages with
+profiled rows would take memory. On a system with huge pages, such an array took 1.5 GiB for a
+thousand profiled keys of a long table.
 """
 
 from itertools import pairwise
@@ -29,7 +30,7 @@ _PER_OCTAVE = 50
 _DENSE_ROWS_MAX = 1 << 31
 _DENSE_ROWS_A_KEY = 64
 _SHORT_ROWS = 1 << 12
-"""The number of rows up to which a table always has an array by key."""
+"""The number of rows up to which a table always has an array that is indexed by key."""
 
 
 def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
@@ -57,7 +58,7 @@ class RowLevels:
         self._is_dense = self._bound <= max(dense_rows, _SHORT_ROWS)
         if self._is_dense:
             self._keys = np.empty(0, np.int64)
-            self._levels = np.zeros(self._bound + 1, np.uint16)  # the last: of keys beyond
+            self._levels = np.zeros(self._bound + 1, np.uint16)  # the last is for keys beyond
             self._levels[profile.keys] = levels
         else:
             self._keys = profile.keys

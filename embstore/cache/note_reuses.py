@@ -1,11 +1,12 @@
-"""The loops of measuring reuse (reuse.py), over a hash table (host/key_table.py) of
+"""The loops that measure reuse (reuse.py). They use a hash table (host/key_table.py) with an entry
 
     (row key, the time at which it was looked up last)
 
-of the keys in the sample: the keys with `mix(row key) >> 1 <= limit`. Times begin with 1 and grow
-by one with each key that is looked up, in the sample or not.
+for each key in the sample. A key is in the sample if `mix(row key) >> 1 <= limit`. Times begin with
+1 and grow by one with each key that is looked up, whether or not it is in the sample.
 
-note_reuses, over keys[start:], until a key has no entry and `taken` is `entries_max`:
+`note_reuses` does the following for the sampled keys of keys[start:]. It stops at a key that has no
+entry if `taken` is `entries_max`:
 
     histogram[place of (now - last time), or NEVER where there is no entry] += weight
 
@@ -13,7 +14,7 @@ The histogram's place of a time t is t itself below 16. From 16 on, an octave ha
 the place gives the time to within an eighth: place = 8 s + (t >> s), where s is such that 8 <= t >>
 s < 16.
 
-thin: entries whose keys are no longer in the sample are removed, in place.
+`thin` removes, in place, the entries whose keys are no longer in the sample.
 
 These loops use host memory only: no device has a version of them.
 """
@@ -33,7 +34,8 @@ from embstore.arithmetic.jit import (
 
 PLACES = 512
 NEVER = 0
-"""The histogram's place for keys that were not looked up before; a time is never 0."""
+"""The histogram's place for keys that were not looked up before. No reuse time has this place,
+because a reuse time is never 0."""
 _STEP_BITS = 3
 _BLOCK_KEYS = 512
 _NEXT = np.uint64(1)
@@ -67,11 +69,13 @@ def note_reuses(
     weight: Int,  # the number of keys that a sampled key stands for
     histogram: Int64s,  # (PLACES,)
 ) -> tuple[int, int]:
-    """Return the first position that was not noted, and the number of entries taken."""
+    """Count the reuse times of keys[start:] in the histogram, as long as the table has room. Return
+    the first position that was not counted, and the number of entries taken."""
     mask = np.uint64(table.shape[0] - 1)
     sampled = np.empty(_BLOCK_KEYS, np.int64)
     for begin in range(start, keys.shape[0], _BLOCK_KEYS):
-        # Whether a key is sampled is random, as its hash is: adding the flag up avoids a branch.
+        # Adding the flag to `count` avoids a branch, which would be mispredicted: hashes are
+        # random.
         count = 0
         for i in range(begin, min(begin + _BLOCK_KEYS, keys.shape[0])):
             sampled[count] = i
@@ -96,8 +100,8 @@ def note_reuses(
 
 @kernel
 def thin(table: Int64Rows, limit: Int) -> int:
-    """Remove entries; return how many stay. As in `key_table.lower`, kept entries are inserted
-    again."""
+    """Remove the entries of keys outside the sample; return how many entries stay. As in
+    `key_table.lower`, kept entries are inserted again."""
     mask = np.uint64(table.shape[0] - 1)
     first, kept = np.uint64(0), 0
     while table[first, 1] != 0:

@@ -1,16 +1,17 @@
-"""Pins of a pool: the number of pinned slots, the bound of this number, and the owners of pins.
+"""Pins of a pool: the number of pinned slots, its upper bound, and the owners of pins.
 
 A pinned slot is never a victim. The pins of a slot add up; the device counts them in the slot's
-score. This module counts the slots with a pin. One slot in `_UNPINNED_SHARE` is never pinned, so
-that every call finds slots; a call that needs more slots than it finds is done in parts.
+score. This module counts the slots that have at least one pin. One slot in `_UNPINNED_SHARE` is
+never pinned, so that every call finds slots; a call that needs more slots than it finds is done in
+parts.
 
 An owner of lasting pins is a **reclaimer**. Before slots are dropped, the reclaimer removes its
 pins of these slots. If a call has no unpinned slot left, the reclaimer removes all its pins in the
-pool. Pins decide where rows are and never their content.
+pool. Pins affect where rows are, but never their content.
 
-Where the device's work is queued, the number of slots that lost their last pin is requested without
-a wait, so that a step that has ended does not delay its trainer. A caller that needs this number
-waits (`count`).
+Where the device's work is queued, `unpin` requests the number of slots that lost their last pin,
+but does not wait for it, so that releasing the pins of a finished step does not delay the trainer.
+`count` waits for these numbers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from embstore.device.values import Answer, Array, Slots
 
 _UNPINNED_SHARE = 16
 _ASKED_MAX = 16
-"""The most answers that may be outstanding; each takes pinned memory."""
+"""The most requests whose answers may be outstanding; each takes page-locked host memory."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Reclaimer(Protocol):
     """An owner of pins that can continue without its pins."""
 
     def reclaim(self, pins: "PoolPins", pinned: PinnedSlots | None) -> None:
-        """Remove the owner's pins in a pool: at least the pins of `pinned`, all pins if None.
-        Engine thread only."""
+        """Remove the owner's pins in a pool: at least the pins of the slots `pinned`, or all pins
+        if `pinned` is None. Engine thread only."""
 
 
 class PoolPins:
@@ -50,14 +51,14 @@ class PoolPins:
         self.known_count = 0
         """The number of slots with a pin; it may include slots that were unpinned recently. Any
         thread may read it."""
-        self._asked: list[Answer[int]] = []  # numbers of slots without a pin left
+        self._asked: list[Answer[int]] = []  # each: how many slots lost their last pin
         self._device = device
         self._slots = slots
         self._reclaimers: list[Reclaimer] = []
 
     @property
     def count(self) -> int:
-        """The number of slots with a pin. The host waits."""
+        """The number of slots with a pin. Waits for the device."""
         self.synchronize()
         return self.known_count
 
@@ -68,7 +69,7 @@ class PoolPins:
 
     @property
     def unpinned_count(self) -> int:
-        """The number of slots that a call may fill."""
+        """The number of slots without a pin, which a call may fill. Waits for the device."""
         return self._slots.count - self.count
 
     def pin(self, slots: Array | Slots) -> None:
@@ -76,7 +77,8 @@ class PoolPins:
         self.known_count += self._device.slots.pin(self._slots.memory, slots)()
 
     def pin_first(self, slots: Array) -> None:
-        """Add a pin to each of the slots, of which none was pinned. The host does not wait."""
+        """Add a pin to each of the slots, of which none was pinned. Does not wait for the
+        device."""
         pinned, count = self._device.slots.pin(self._slots.memory, slots), len(slots)
         self.known_count += count
         self._asked.append(lambda: count - pinned())

@@ -1,7 +1,7 @@
 """Eviction policies, with everything in which they differ.
 
-The score of a slot is a count, and in the bits below the count the clock of the last touch. The row
-with the lowest score leaves first (`scores.py`). A policy defines the count:
+The score of a slot has a count in its upper bits, and the clock of the last touch in its lower
+bits. The row with the lowest score leaves first (`scores.py`). A policy defines the count:
 
     lru    nothing: the row used longest ago leaves first
     lfu    calls that touched the row since it came, halved from time to time
@@ -36,9 +36,9 @@ class Policy:
     ----------
     name : the policy's name for users
     counting : the effect of a touch on the count. It also defines the count of a new row: 0 with
-        COUNT_NONE, the count of the next victim with COUNT_UP, the row's level with COUNT_KEEP
-    queue_share : one in `queue_share` slots is queued as a victim at a time. With 64, the selection
-        reads 64 scores per victim on average
+        COUNT_NONE, the count of the next victim with COUNT_UP, and the row's level with COUNT_KEEP
+    queue_share : the selection of victims queues one in `queue_share` slots. With 64, it reads 64
+        scores per victim on average
     queued_calls : the queue gets at least this many times the victims that the current call needs
     ageing_touches : counts are halved after this many touches per slot; 0: never
     """

@@ -1,8 +1,8 @@
 """A pool: the resident rows of all tables of one layout and dense keys, or of one table of sparse
 keys (`embstore.row_keys`).
 
-Tables of one layout (`embstore.layout`) share slots, so a call over many tables launches probe,
-gather and apply only once each. A pool is made of
+Tables of one layout (`embstore.layout`) share slots, so a call over many tables launches each of
+the kernels probe, gather and apply only once. The parts of a pool are
 
     slots       slabs of slots, the index, the free list          slots.py
     pins        slots that must not be evicted                    pins.py

@@ -1,24 +1,26 @@
 """Prefetch: the rows of coming steps are loaded into a pool and pinned there.
 
-The five stages of ScratchPipe become three. Only the second stage takes long, and it does not run
-in the engine thread:
+ScratchPipe (ISCA 2022) does this in five stages; here they are three. Only the second stage takes
+long, and it does not run in the engine thread:
 
     plan     engine thread   find the rows of a step, and pin the resident ones; take slots for the
                              others, whose victims leave, and insert their keys as *pending*
     collect  any thread      read the pending rows from storage
     insert   engine thread   write the rows to their slots: they have *arrived*
 
-The index has the planned state from the first stage on. So a step that is planned later finds a row
-that is under way, and no row is fetched twice. A victim is logged before any row is read, so a read
-of the victim's row returns its newest content. Other calls that need a pending row wait for this
-row (finder.py), so the order of calls decides which content they see.
+From the first stage on, the index contains the keys of the rows under way. So a step that is
+planned later finds these rows, and no row is read twice. A victim is logged before any row is read,
+so a read of the victim's row returns its newest content. Other calls that need a pending row wait
+for this row (finder.py), so the order of calls decides which content they see.
 
-A step whose turn has not come gets only slots of rows whose score is below a **ceiling**. If the
-step waited for its turn, the same rows would leave for it (lookahead/foresight.py).
+A step has its turn when all earlier steps are finished. A step that is planned ahead of its turn
+evicts only rows with scores below a **ceiling**: rows that would leave for the step also if it
+waited for its turn (lookahead/foresight.py).
 
-A row is pinned once for each step in flight that uses the row (pins.py). A step that does not fit
-is not pinned: the planner tries again later, or does the step in parts. Pins decide where rows are
-and never their content, so a step whose pins were removed is slower, but gives the same bits.
+A row is pinned once for each step in flight that uses the row (pins.py). If the rows of a step do
+not fit, they are not pinned: the planner tries again later, or does the step in parts. Pins affect
+where rows are, but never their content, so a step whose pins were removed is slower but gives the
+same bits.
 """
 
 import threading
@@ -37,10 +39,11 @@ from embstore.score import PIN_ONE, PINS_MAX
 from embstore.storage.stored_rows import Located
 
 _OTHER_PINS = 2
-"""Pins that a slot may have in addition to the pins of steps: of a collection and of a hot set."""
+"""The number of pins that a slot may have in addition to the pins of steps: one pin of a
+collection, and one of a hot set."""
 EVICTED_ROWS_MAX = 1024
-"""The most rows that are evicted at once ahead of a plan, which takes the engine thread less than a
-millisecond."""
+"""The most rows that are evicted at once before a step is planned. Evicting so many rows takes the
+engine thread less than a millisecond."""
 _FOUND_MAX = 64
 """The most batches whose slots are remembered until the batches are planned."""
 _BUFFERS_MAX = 4
@@ -61,13 +64,14 @@ class Work:
 
 @dataclass(eq=False)
 class StepPins:
-    """The rows of one step in a pool. Each row stays in its slot until the pins are released."""
+    """The pins of one step's rows in a pool. Each row stays in its slot until the pins are
+    released."""
 
     slots: Array  # (u,)
     collections: list["Collection"] = field(default_factory=list)
     """The collections under way when the step was planned. When all these collections have arrived,
     the rows of the step are in their slots."""
-    own: "Collection | None" = None  # of rows that no earlier step needed
+    own: "Collection | None" = None  # the collection of rows that no earlier step needed
 
     @property
     def are_collected(self) -> bool:
@@ -86,7 +90,7 @@ class Use(NamedTuple):
     rank: int
     """The rank of the step's rows: the order of their next use (embstore/score.py)."""
     ceiling: int
-    """Rows of lower scores may leave for the step's rows."""
+    """Only rows with scores below the ceiling may leave for the step's rows."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ class Collection:
         self._collected = threading.Event()
 
     def collect(self) -> None:
-        """Read the rows. Any thread, once; an error is stored for `finish`."""
+        """Read the rows from storage. Any thread may call this method, once; an error is stored for
+        `finish`."""
         begun = perf_counter()
         try:
             self._prefetch.pool.storage.rows.collect(self._located, self._rows)
@@ -146,7 +151,7 @@ class Collection:
         if self._error is None:
             self._place()
         inserted = perf_counter()
-        with pool.storage.irreversible:  # a row that stayed pending would be used anyway
+        with pool.storage.irreversible:  # a slot left pending would be used without its row
             del pool.finder.arriving[0]
             if self._error is None:
                 pool.device.slots.arrive(pool.slots.memory, self._slots)
@@ -190,8 +195,8 @@ class Prefetch:
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
-        """Add slabs for `count` rows; return whether these rows could be pinned if no other row
-        were."""
+        """Add slabs for `count` rows; return whether these rows could be pinned if no other rows
+        were pinned."""
         while count > self.pool.pins.most and self.pool.evictor.grow():
             pass
         return count <= self.pool.pins.most
@@ -217,7 +222,7 @@ class Prefetch:
         wanted = min(self._cleared, pool.pins.most - pool.pins.count) - pool.slots.free_count
         if pool.level_two is not None:  # rows move to level two, and are not logged
             wanted = 0
-        if wanted > 0:  # calls may have touched the resident rows: they must not leave
+        if wanted > 0:  # calls may have touched the batch's rows: they must not leave
             pool.scores.foresee(found.slots, np.full(len(found.slots), use.rank))
             wanted = wanted if self._may_leave(wanted, use.ceiling) else 0
         self.work.seconds["evict"] += perf_counter() - begun
@@ -244,7 +249,8 @@ class Prefetch:
         return rows - evicted if evicted else 0
 
     def find(self, batch: Batch) -> Found:
-        """Find the slots of a batch, unless they were found recently and no row has moved since."""
+        """Return the slots of a batch's keys. They are searched unless they were found recently,
+        and no row has moved since."""
         pool, keys = self.pool, batch.unique_keys
         found = self._found.get(id(keys))
         if found is None or found.keys is not keys or found.moves != pool.finder.moves:
@@ -259,8 +265,8 @@ class Prefetch:
         self._cleared = 0
 
     def plan(self, batch: Batch, use: Use) -> StepPins | None:
-        """Pin the rows of a batch of distinct keys, without a wait. Return None if there is no
-        room.
+        """Pin the rows of a batch of distinct keys, without waiting for reads. Return None if there
+        is no room.
 
         Absent rows get slots; the caller must call `begin` to collect these rows. Until then no
         slab may move to another pool.
@@ -294,7 +300,8 @@ class Prefetch:
         return pins
 
     def _take(self, keys: Array, slots: Array, missing: int, ceiling: int) -> bool:
-        """Give slots to missing keys. Return False if rows above the ceiling had to leave."""
+        """Give slots to missing keys. Give none, and return False, if rows with scores at or above
+        the ceiling would have to leave."""
         pool = self.pool
         if pool.residency.exchange is not None:
             pool.scores.tick()
@@ -314,9 +321,9 @@ class Prefetch:
         return True
 
     def _await(self, slots: Array, places: Slots, keys: Keys, taken: Slots) -> None:
-        """Insert keys as pending, and note that the rows of these keys must be collected."""
+        """Insert keys as pending; the next `begin` returns a collection of their rows."""
         pool = self.pool
-        with pool.storage.irreversible:  # a slot that stayed pending would be used anyway
+        with pool.storage.irreversible:  # a slot left pending would be used without its row
             pool.residency.insert_pending(keys, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)
@@ -337,7 +344,8 @@ class Prefetch:
         return collection
 
     def await_arrivals(self, pins: StepPins, own: Collection | None) -> None:
-        """Note in a step's pins the collections that are under way; the step must wait for them."""
+        """Store in a step's pins the collections that are under way, for which the step must
+        wait."""
         pins.collections = [c for c in self.pool.finder.arriving if isinstance(c, Collection)]
         pins.own = own
 

@@ -56,7 +56,7 @@ class PoolReader:
         Segments are as in `DeviceRows.look_up`.
 
         Where the host must wait to learn whether rows are missing, the method returns False at once
-        as long as lookups find rows missing.
+        if rows were missing in the last lookup.
         """
         scores, slots = self.residency.scores, self.slots
         if self.finder.lookups_miss and self.device.is_queued:
@@ -86,7 +86,7 @@ class PoolReader:
     def gather(self, batch: Batch, outs: list[Rows], counts: Counts | None = None) -> None:
         """Write the weights of every position of `batch` to its segment's array in `outs`.
 
-        counts : (n,), the accesses that each position stands for, which only the counters use
+        counts : (n,), the accesses that each position stands for; only the counters of hits use it
         """
         rows, slots = self.resident_rows(batch, counts)
         self.device.rows.gather(rows, slots, batch, self.layout.dim, outs)
@@ -95,10 +95,10 @@ class PoolReader:
         self, batch: Batch, pooling: Pooling, out: Rows, *, admit: bool
     ) -> Callable[[], None] | None:
         """Queue the pooled gather of a batch of one segment that is not synchronized yet. Return a
-        function for `end`, or None if queueing gains nothing.
+        function for `end`, or None if the gather was not queued.
 
-        If no row turns out to be missing, the caller passes the function to `end`; else nothing was
-        done.
+        After synchronizing the batch, the caller passes the function to `end` if no row was
+        missing. If a row was missing, the queued gather has done nothing.
         """
         slots = self.finder.looked_at(batch) if self.device.is_queued else None
         if slots is None:
@@ -127,9 +127,10 @@ class PoolReader:
     def resident_rows(
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True
     ) -> tuple[Array, Array]:
-        """Return rows and slots for a batch. The rows are those of the pool, or copies of parts
-        that were made resident one after the other. If no row can leave, for example on a full
-        disk, the rows are read without changing the cache (`peek_rows`).
+        """Return an array of rows, and the slots in it of a batch's unique keys. The array is the
+        pool's, or an array of copies if the rows had to be made resident in parts. If no row can
+        leave, for example because the disk is full, the rows are read without changing the cache
+        (`peek_rows`).
 
         count : whether hits and misses are counted; `peek_rows` counts none
         """
@@ -152,7 +153,8 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def peek_rows(self, batch: Batch) -> tuple[Array, Array]:
-        """Return rows and slots for a batch, as `resident_rows` does; the cache does not change."""
+        """Return an array of rows and slots in it, as `resident_rows` does, without changing the
+        cache."""
         keys = batch.unique_keys
         slots, missing = self.finder.find(keys)
         if not missing:
@@ -177,8 +179,8 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def look(self, keys: Keys) -> "Looked":
-        """Find the rows of unique row keys that were ever written. Rows outside the cache are read
-        later, by `Looked.read`."""
+        """Find, for unique row keys, the rows that were ever written. Rows in the cache are copied
+        now; `Looked.read` reads the other rows later."""
         self.finder.finish_arriving()
         memory = self.device.memory
         slots = memory.download(self.finder.locate(memory.upload(keys))[0])
@@ -217,7 +219,7 @@ class Looked:
     located: Located  # where the absent rows are stored
 
     def ask(self) -> None:
-        """Prefetch the records that are on disk and not in memory."""
+        """Ask the system to read ahead the records that are on disk and not in memory."""
         self.stored.ask(self.located, self.copies)
 
     def read(self) -> tuple[Rows, NDArray[np.bool_]]:

@@ -1,9 +1,9 @@
-"""Residency: rows are read into slots, and keys entered in the index, so that a call finds them.
+"""Residency: missing rows are read into slots, and their keys are inserted into the index.
 
-`make_resident` changes where rows are and never their content, so it can be refused (because of a
-full disk, a corrupt record, no memory on the device) without a loss. Victims leave first
-(eviction.py). Then missing rows are read, one staging buffer after the other, into slots that are
-not in the index yet. Then all keys are inserted at once. From this insertion on an error is
+`make_resident` changes where rows are, but never their content. So it can fail without a loss, for
+example because of a full disk, a corrupt record, or lack of memory on the device. Victims leave
+first (eviction.py). Then missing rows are read, one staging buffer after the other, into slots that
+are not in the index yet. Then all keys are inserted at once. From this insertion on an error is
 irreversible: it fails the store.
 
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
@@ -81,8 +81,8 @@ class Residency:
     def make_resident(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array:
-        """Do as `at_once` for keys that are known to fit. With a batch, the keys are the batch's
-        unique keys from id `first` on."""
+        """Make unique row keys that are known to fit resident, and return their slots, as `at_once`
+        does. With a batch, the keys are the batch's unique keys from id `first` on."""
         slots = self.at_once(keys, batch, counts, first)
         assert slots is not None, "a call was given more rows than there are slots"
         return slots
@@ -95,7 +95,7 @@ class Residency:
 
         A lookup passes its `batch`, whose positions are counted as hits or misses, each once or as
         often as `counts` states. A write passes no batch: its rows were usually just looked up, so
-        to count them would distort the counters.
+        counting them again would distort the counters.
 
         Raises
         ------
@@ -212,7 +212,7 @@ class Residency:
     # Rows that come later
 
     def insert_pending(self, keys: Keys, slots: Slots) -> None:
-        """Insert keys into the index as pending: their slots are taken, and their rows arrive
+        """Insert keys into the index as pending: the keys get `slots` now, and their rows arrive
         later."""
         with self.storage.irreversible:
             self.finder.moves += 1
@@ -220,8 +220,8 @@ class Residency:
             self.scores.admit(slots, keys)
 
     def place_rows(self, keys: Keys, slots: Slots, rows: Rows, found: NDArray[np.uint8]) -> None:
-        """Write rows that were read from storage to slots. Where `found` is 0, write the initial
-        row."""
+        """Write the rows that storage returned to the slots of their keys. Where `found` is 0,
+        storage has no row, and the initial row is written."""
         new = np.flatnonzero(found == 0)
         if len(new) < len(keys):
             stored = np.where(found, slots, -1) if len(new) else slots

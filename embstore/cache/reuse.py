@@ -15,13 +15,13 @@ Waldspurger et al., FAST 2015). When the sample has too many keys, it drops the 
 used for longer than a row stays in the largest possible cache: the next use of such a key is a miss
 in a cache of every size. If too many keys remain, the sample is halved. The number of lookups is
 counted exactly. If the sample's estimate differs from this number, a few hot keys are usually the
-reason, and hot keys hit in every cache (SHARDS_adj).
+reason. Hot keys hit in every cache, so the difference is counted as hits (SHARDS_adj).
 
-Other policies miss other rows than LRU does, and look-ahead misses fewer rows. With other policies
-or look-ahead, the curve shows which pool needs slots more, but not the number of misses.
+The curve is for LRU. Other policies miss other rows, and with look-ahead fewer rows are missed. In
+these cases the curve shows which pool needs slots more, but not the number of misses.
 
 Rejected: reuse distances (the number of distinct keys between two lookups of a key), which give the
-curve of LRU exactly. They need a tree of all times of the sample, and time per key that grows with
+curve of LRU exactly. They need a tree of all times of the sample, and their time per key grows with
 the logarithm of the sample's size.
 """
 
@@ -43,8 +43,8 @@ _FADING_SHIFT = 2
 
 
 def _first_times() -> Floats:
-    """Return the first time of each place of the histogram except NEVER, and the end of the last
-    place."""
+    """Return the first time of each of the histogram's places except NEVER, followed by the end of
+    the last place."""
     places = np.arange(1, PLACES + 1)
     shifts = np.maximum(places // 8 - 1, 0)
     times: Floats = np.ldexp(np.where(places < 16, places, 8 + places % 8), shifts)
@@ -91,12 +91,12 @@ class Reuse:
         self._table = new_table(2 * keys_max)
         self._taken = 0
         self._histogram = np.zeros(PLACES, np.int64)
-        self._lookups = 0  # that `_histogram` counts
+        self._lookups = 0  # the lookups that `_histogram` counts
         self._call_began = 0
 
     def note(self, number: int, keys: Keys) -> None:
-        """Note the keys of a lookup, (n,) in any order, with or without repeats. `number` is the
-        table's number (`RowKeys`)."""
+        """Measure the reuse times of a lookup's keys, (n,) in any order, with or without repeats.
+        `number` is the table's number (`RowKeys`)."""
         start, prefix = 0, number << KEY_BITS
         while True:
             start, self._taken = note_reuses(
@@ -135,7 +135,7 @@ class Reuse:
     def _curve(self) -> tuple[Floats, Floats]:
         """Return the slots and the misses at each of `_TIMES`."""
         uses, never = self._histogram[NEVER + 1 :], self._histogram[NEVER]
-        later = np.append(uses[::-1].cumsum()[::-1], 0) + never  # by least reuse time
+        later = np.append(uses[::-1].cumsum()[::-1], 0) + never  # with this reuse time or more
         later[0] = self._lookups
         misses = np.minimum(later, self._lookups).astype(np.float64)
         stays = (misses[1:] + misses[:-1]) / 2 * np.diff(_TIMES) / max(misses[0], 1.0)

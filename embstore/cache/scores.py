@@ -2,8 +2,9 @@
 
 The **clock** counts calls (and parts of calls). Every row that a call touches gets the call's
 clock, once, however often its key is repeated. A row of the running call therefore has the current
-clock, and is no victim while the call runs; a call needs no other pins. In the bits above the clock
-a score has a **count**, which decides first; the policy defines the count (`policies.py`).
+clock, by which the selection of victims recognizes and skips it; a call needs no pins. In the bits
+above the clock a score has a **count**, which decides first; the policy defines the count
+(`policies.py`).
 
 Under LFU a new row starts with the count of the row that would be evicted next, and the newest
 clock. So the new row is not evicted next, however often other rows have been used. If its count
@@ -19,8 +20,8 @@ lowest score are queued in ascending order with their scores. A queued slot whos
 was touched, or contains another row by now, and is skipped. Under LRU the queue is exact: a slot
 that is touched later has a higher score than all queued slots. Under other policies new rows may
 have lower scores than the end of the queue, so the queue is kept short. Foreseen rows stay queued
-until ranks change, or until many other rows were touched; the scores of touched rows are below the
-scores of all foreseen rows.
+until ranks change, or until many other rows were touched: touched rows have lower scores than all
+foreseen rows, so they should leave first.
 """
 
 from collections.abc import Callable
@@ -87,13 +88,14 @@ class Scores:
         self.clock += 1
 
     def touch(self, slots: Array | Slots, touched: int) -> None:
-        """Score slots that the running call uses; `touched` of them are not -1."""
+        """Give the running call's clock to the slots that the call uses; `touched` of the slots are
+        not -1."""
         self.count_touches(touched)
         self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
 
     def begin_touch(self, slots: Array, batch: Batch) -> None:
-        """Score slots that were probed for a batch, if no key of the batch turns out to be missing.
-        In this case the caller calls `count_touches`."""
+        """Queue a touch of the slots that were probed for a batch. It takes effect only if no key
+        of the batch turns out to be missing; in this case the caller calls `count_touches`."""
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, self.policy.counting, batch)
 
@@ -106,8 +108,8 @@ class Scores:
         self.device.slots.touch(memory, slots, self.clock, COUNT_KEEP, batch, always=True)
 
     def count_touches(self, touched: int) -> None:
-        """Note how many slots were touched; halve the counts of all slots if the policy requires
-        it."""
+        """Add to the number of touched slots. If the policy requires it now, halve the counts of
+        all slots."""
         self._lowered += touched
         self._touches += touched
         ageing = self.policy.ageing_touches
@@ -145,8 +147,8 @@ class Scores:
         self.device.slots.set_counts(self.slots.memory, slots, levels)
 
     def foresee(self, slots: Array | Slots, ranks: NDArray[np.int64]) -> None:
-        """Score slots by the next use of their rows, or as if touched now; see
-        `DeviceSlots.foresee`."""
+        """Score slots by the ranks of their rows' next uses. With the rank NO_USE, a foreseen slot
+        is scored as if touched now; see `DeviceSlots.foresee`."""
         self._lowered = self.slots.count
         self.device.slots.foresee(self.slots.memory, slots, ranks, self.clock)
 
@@ -195,12 +197,12 @@ class Scores:
     def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
         """Ask for up to `count` slots of the queue that are unchanged since they were queued.
 
-        When the answer is called, these slots and the slots before them are removed from the queue.
+        Calling the answer removes these slots, and the slots before them, from the queue.
 
         with_rows : as in `DeviceSlots.read_slots`
         """
         last = self._next + _seen(count)
-        # If too few slots were read at first, the host would wait a second time.
+        # Reading too few slots at first would make the host wait a second time.
         is_short = len(self._queue) < last
         is_old = self._lowered > self.slots.count // _LOWERED_SHARE
         if is_short or (is_old and self._queued_scores[last - 1] >= FORESEEN):
@@ -208,8 +210,8 @@ class Scores:
         return self._ask(count, with_rows=with_rows)
 
     def highest_of(self, count: int) -> int:
-        """Return the score of the last of the next `count` victims, PIN_ONE if there are fewer
-        victims."""
+        """Return the highest score of the next `count` victims, or PIN_ONE if there are fewer
+        victims. The queue keeps these victims."""
         queue, begin = self._queue, self._next
         slots, here = self.ask_victims(count)()
         if len(slots) < count and self._queue is queue:  # many queued slots had changed
@@ -218,8 +220,8 @@ class Scores:
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the contents of the next slots of the queue; more slots are read, as some have
-        changed."""
+        """Ask for the next `count` unchanged slots of the queue, with their contents. More than
+        `count` slots are read, since some of them have changed."""
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + _seen(count))
         slots, scores = queue[seen], self._queued_scores[seen]
@@ -235,8 +237,8 @@ class Scores:
         return answer
 
     def _search(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the slots of lowest score. The answer takes `count` of these slots, and queues
-        more."""
+        """Ask for the slots of lowest score. The answer returns `count` of these slots, and queues
+        others."""
         forgotten, slot_count = self._queue, self.slots.count
         policy = self.policy
         longest = max(policy.queued_calls * count, slot_count // policy.queue_share, 1)

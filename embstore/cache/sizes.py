@@ -1,19 +1,19 @@
-"""Sizes: a pool's part of a budget. It depends on layout and budget alone, and not on past events.
+"""Sizes of a pool's slabs, slots and staging. They follow from layout and budget, not past events.
 
 A slab is a sixty-fourth of the budget, within bounds. This is small enough to share memory fairly,
 and large enough that there are few slabs. Each table of sparse keys has a pool of its own, and a
 store may have hundreds of such tables. The slabs of these pools are a sixteenth of that size, so
-that every pool gets one. All memory of a slot counts: its row, its metadata and its share of the
-index. Missing rows are read through a staging buffer. Only one call at a time uses the buffer, so
-all pools of a cache share one buffer, whose size is the largest that a pool needs.
+that every pool gets one. All memory of a slot counts against the budget: its row, its metadata and
+its share of the index. Missing rows are read through a staging buffer. Only one call at a time uses
+the buffer, so all pools of a cache share one buffer, whose size is the largest that a pool needs.
 
 Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all other
 pools; on a GPU, splitting slabs copies all rows.
 
 If the cache has a level two, the rows of level two are in the host's memory. The metadata of its
 slots, some 40 bytes each, is in the device's memory, and counts here as well: the size of each slot
-of level one includes a share of this metadata. The metadata takes at most half of the budget beyond
-one slab, which limits level two if rows are short.
+of level one includes a share of this metadata. The metadata takes at most half of the budget that
+remains after one slab. If rows are short, this limits the size of level two.
 """
 
 from collections.abc import Collection
@@ -29,12 +29,14 @@ _SLABS, _SLABS_SPARSE = 64, 1024
 _SLAB_BYTES_MIN, _SLAB_BYTES_MIN_SPARSE = 8 << 10, 1 << 10
 _SLAB_SLOTS_MIN = 4
 _STAGING_SHARE = 32
-"""The budget is at least this many times as large as the staging buffer."""
+"""The staging buffer takes at most the budget divided by this number, or one row if that is
+more."""
 _FREE_BYTES = 4
 """Bytes of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
 _BELOW_SHARE = 2
-"""The budget is at least this many times as large as the metadata of level two."""
+"""The metadata of level two takes at most the budget that remains after one slab, divided by this
+number."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Sizes:
         return self.slab_slots * self.slot_bytes
 
     def with_slabs(self, slab_slots: int, budget_bytes: int) -> "Sizes":
-        """Return the sizes with slabs of `slab_slots` slots, for a level whose index and staging do
-        not count."""
+        """Return the sizes with slabs of `slab_slots` slots, for level two, whose index and staging
+        do not count against its budget."""
         slab_bytes = slab_slots * self.slot_bytes
         slots_max = max(budget_bytes // slab_bytes, 1) * slab_slots
         return replace(self, slab_slots=slab_slots, slots_max=slots_max, least_bytes=slab_bytes)
@@ -70,8 +72,8 @@ class Sizes:
         below_bytes: int = 0,
         row_keys: RowKeys = DENSE,
     ) -> "Sizes":
-        """Return the sizes of a pool; the pool need not exist yet. A larger budget never makes a
-        number of slots or rows smaller.
+        """Return the sizes of a pool; the pool need not exist yet. With a larger budget, no number
+        of slots or rows is smaller.
 
         below_bytes : budget of level two, in the host's memory
         """
@@ -116,8 +118,8 @@ def _slab_bytes(budget_bytes: int, row_keys: RowKeys) -> int:
 
 
 def _slab_slots(memory: DeviceMemory, wanted: int, row_bytes: int) -> int:
-    """Return the number of slots of a slab, at most `wanted`. It is less if the device would
-    allocate a quarter more memory for the slab than the slots take."""
+    """Return the number of slots of a slab, at most `wanted`. The number is less than `wanted` if
+    the device would allocate a quarter more memory for the slab than its slots take."""
     slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
     slot_bytes = memory.slot_bytes(1, row_bytes)
     while slots >= 2 * _SLAB_SLOTS_MIN and 4 * memory.slot_bytes(slots, row_bytes) > 5 * slot_bytes:

@@ -5,10 +5,9 @@ when slabs must be dropped (arena.py). Slots keep their numbers when the budget 
 added and removed at the end. The index is as large as the slots need; an index of the wrong size is
 rebuilt.
 
-The list of free slots is on the host, because only the host takes and frees slots. Slots that were
-taken stay in the list's array, after the end of the list, until other slots are freed. So the slots
-taken last can be put back. `eviction.py` handles the contents of slots, and the rows that leave
-them.
+The list of free slots is on the host, because only the host takes and frees slots. Taking slots
+only moves the end of the list: the taken slots stay in the array behind it until other slots are
+freed. So the slots taken last can be put back. `eviction.py` logs and evicts the rows in slots.
 """
 
 from collections.abc import Callable
@@ -27,8 +26,8 @@ from embstore.layout import Layout
 from embstore.row_keys import DENSE, RowKeys
 
 _SLICE_SLOTS, _SLICE_BYTES = 1 << 14, 2 << 20
-"""The size of a slice, a part of a slab. Its rows, dirty or not, leave within a few
-milliseconds."""
+"""The most slots of a slice (a part of a slab), and the most bytes of its rows. These rows, dirty
+or not, leave within a few milliseconds."""
 
 
 class PoolSlots:
@@ -57,7 +56,8 @@ class PoolSlots:
         self.fit_budget(budget_bytes)
 
     def fit_budget(self, budget_bytes: int, slab_slots: int = 0) -> None:
-        """Take the sizes that follow from a budget. Rows stay, even if they exceed the budget.
+        """Change the pool's sizes to those that follow from a budget. Rows stay, even if they
+        exceed the budget.
 
         slab_slots : slots per slab, for level two, whose slabs keep their first size; 0: the number
             that follows from the budget
@@ -174,8 +174,8 @@ class PoolSlots:
         return True
 
     def first_of_last_slabs(self, count: int) -> int:
-        """Return the first slot of the last `count` slabs, from which the pool's first slab is
-        excluded."""
+        """Return the first slot of the last `count` slabs; the pool's first slab is never one of
+        them."""
         assert self.slab_count > 1, "a pool keeps its first slab"
         return max(self.slab_count - count, 1) * self.sizes.slab_slots
 
@@ -200,7 +200,8 @@ class PoolSlots:
         self.trim_index()  # now, because memory for another index is free
 
     def trim_index(self) -> None:
-        """Make the index smaller if it is far too large, or if the pool has only one slab."""
+        """Make the index as small as the slots allow, if it is far too large or the pool has only
+        one slab."""
         if self.slab_count == 1 or 2 * self.count < self.index.capacity:
             self.index.shrink(self.count, self.memory, self.count)
 
@@ -227,14 +228,15 @@ class PoolSlots:
         return np.sort(free[(free >= low) & (free < high)]).astype(np.int64)
 
     def take(self, count: int) -> Slots:
-        """Take `count` of the free slots."""
+        """Remove `count` slots from the list of free slots, and return them."""
         left = self._free_count - count
         taken = self._free[left : self._free_count].astype(np.int64)
         self._free_count = left
         return taken
 
     def put_back(self, count: int) -> None:
-        """Put back the `count` slots that were taken last, to which no row was written."""
+        """Return the `count` slots that were taken last to the list; no key is in these slots
+        yet."""
         self._free_count += count
 
     def free(self, slots: Slots) -> None:

@@ -1,4 +1,4 @@
-"""Writes of a pool: gradients are summed, and rows are made ready, changed and logged.
+"""Writes of a pool: gradients are summed; rows are made resident, changed and logged.
 
 A write is prepared before the first row changes, and can be refused only then. If the rows of a
 write fit into the cache, they are made resident. A larger write only reserves room in the log, and
@@ -23,9 +23,9 @@ from embstore.layout import VALUE, Layout
 from embstore.storage.storage import PoolStorage
 
 _LOOKED_AT = 1 << 16
-"""The number of slots that are read at once to find dirty slots."""
+"""The number of slots whose metadata is read at once, to find dirty slots."""
 PIECE_BYTES = 2 << 20
-"""Bytes of rows that are logged at once, while calls wait."""
+"""Bytes of rows that `flush_range` logs at once; calls wait meanwhile."""
 
 
 class Place(NamedTuple):
@@ -74,8 +74,9 @@ class PoolWriter:
     def begin(
         self, batch: Batch, gradients: list[Gradients], scale: np.float32, slots: Array
     ) -> PoolUpdate:
-        """Return this pool's part of an update, for `DeviceRows.begin_update`. `slots` is the
-        result of `Finder.looked_at`. After the update the caller calls `end` or `take_back`."""
+        """Begin an update: return this pool's part of the update, for `DeviceRows.begin_update`.
+        `slots` is the result of `Finder.looked_at`. After the update the caller calls `end` or
+        `take_back`."""
         scores = self.residency.scores
         scores.tick()
         return PoolUpdate(
@@ -85,13 +86,13 @@ class PoolWriter:
         )  # fmt: skip
 
     def end(self, batch: Batch) -> None:
-        """Note that the update begun by `begin` has changed the rows of a batch."""
+        """Count the rows of a batch, which the update begun by `begin` has changed."""
         self.finder.synchronize(batch)
         self._count_dirty(len(batch.unique_keys))
         self.residency.scores.count_touches(len(batch.unique_keys))
 
     def take_back(self) -> None:
-        """Note that the update begun by `begin` has changed nothing."""
+        """Take back the clock of the update begun by `begin`, which has changed nothing."""
         self.residency.scores.clock -= 1
 
     def sum_by_key(self, batch: Batch, gradients: list[Gradients], scale: np.float32) -> Array:
@@ -102,7 +103,7 @@ class PoolWriter:
         return sums
 
     def _room_for(self, count: int) -> Array:
-        """Return an array (count or more, dim) of any content."""
+        """Return a scratch array, (count or more, dim), with arbitrary content."""
         if len(self._sums) < count:
             self._sums = self._sums[:0]  # free the old array first
             self._sums = self.device.memory.allocate(
@@ -111,10 +112,10 @@ class PoolWriter:
         return self._sums
 
     def prepare(self, keys: Array) -> Prepared | None:
-        """Do all steps of a write that can be refused, before the first row changes.
+        """Do everything that can make the store refuse a write, before the first row changes.
 
-        If the rows fit into the cache, they are made resident. Otherwise they are to be written in
-        parts: None is returned, and room in the log is reserved for all victims.
+        If the rows fit into the cache, they are made resident. Otherwise the rows must be written
+        in parts: room in the log is reserved for all victims, and None is returned.
 
         Raises
         ------
@@ -129,8 +130,8 @@ class PoolWriter:
         return None
 
     def apply(self, keys: Array, sums: Array, slots: Array, low: int, high: int) -> None:
-        """Apply the optimizer to rows with the scaled sums of their keys. It is a `change` for
-        `write`."""
+        """Apply the optimizer to rows with the scaled sums of their keys. With `keys` and `sums`
+        bound, this method is a `change` for `write`."""
         self.device.rows.apply(
             self.layout.optimizer,
             self.slots.memory,
@@ -168,10 +169,11 @@ class PoolWriter:
             level.arena.is_fixed = is_fixed
 
     def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
-        """Return the next position, None at the end, and the row keys in dirty slots from a
-        position on. A call takes well under a millisecond.
+        """Read one range of slots. Return the position of the next range, None at the end, and the
+        row keys in the range's dirty slots. A call takes well under a millisecond.
 
-        at : FIRST, or the position that the last call returned; there may be fewer slots by now
+        at : the beginning of the range: FIRST, or the position that the last call returned. The
+            pool may have fewer slots by now
         """
         level, low = self._levels[at.level], at.slot
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
@@ -189,8 +191,8 @@ class PoolWriter:
         return min(here.dirty_max, here.slots.resident_count)
 
     def _dirtied(self, level: int) -> int:
-        """Return an upper bound of the number of rows that ever became dirty in a level, or were
-        dirty when they entered it."""
+        """Return an upper bound of the number of rows that have become dirty in a level, or have
+        entered it dirty, since the pool was created."""
         counters = self.evictor.counters
         return counters.evictions_host if level else self._changed + counters.misses_host
 
@@ -216,8 +218,9 @@ class PoolWriter:
         return count
 
     def flush_range(self, at: Place, table_id: int | None = None) -> tuple[Place | None, int]:
-        """Log dirty rows of one table, or of all tables, in slots from a position on, for a few
-        milliseconds. Return the next position, None at the end, and the number of rows logged.
+        """For a few milliseconds, log dirty rows in the slots from a position on; with `table_id`,
+        only rows of this table. Return the next position (None at the end), and the number of rows
+        logged.
 
         After a pass over all slots of a level, only rows that became dirty since the beginning of
         the pass can be dirty. This bounds the number of dirty rows.

@@ -33,7 +33,7 @@ MEMBER_CHARACTERS = range(16, 65)
 
 
 def member_name(member: Any) -> str:
-    """Return a secret, if a member of a session can have it."""
+    """Return a member's secret, if it can be one; the session checks whether it is known."""
     if not isinstance(member, str) or not member.isascii() or not member.isprintable():
         raise SessionExpiredError(f"no session has a member {member!r}; open it and join again")
     return member

@@ -13,23 +13,24 @@ A command is a frozen dataclass, which declares everything that other layers nee
 - the function that joins the answers of shards (`join`)
 - rarer properties (`traits`)
 
-`embstore.parts` finds the tables and arrays of a command. Code that forwards commands uses these
-properties, and does not depend on the verb. An **Executor** executes commands: the engine of an
-embedded store, a client over a transport, and any other layer between a caller and the rows. The
-handles (`embstore.handles`) make commands from a user's calls. `checks` brings the arguments of
-commands into normal form. The wire format (`embstore_proto.verbs`) encodes any command by its
-fields.
+`embstore.parts` finds the tables and arrays of a command. Code that forwards commands uses the
+properties of a command, and does not depend on its verb. An **Executor** executes commands: it is
+the engine of an embedded store, a client over a transport, or any other layer between a caller and
+the rows. The handles (`embstore.handles`) make commands from a user's calls. `checks` brings the
+arguments of commands into normal form. The wire format (`embstore_proto.verbs`) encodes any command
+by its fields.
 
 The effect decides how a server treats a verb:
 
     READS    executed on the engine, in order
-    WRITES   executed like READS; rows, t or tables change, so the command takes a number (rule 5)
+    WRITES   executed like READS; rows, tables or the t of a table (the number of its updates)
+             change, so the command takes a number (rule 5)
     TUNES    executed like READS; rows do not change, but their location or durability does
     LONG     executed on a thread of its own, which uses the engine for one piece at a time
     PROMPT   answered on arrival, without the engine, before all waiting work
 
 A command that names a table has the fields `table` and `table_id`. If the id is given, the command
-is refused unless the name still belongs to the table with that id. The field `name` is the name of
+is refused when the name no longer belongs to the table with that id. The field `name` is that of
 a session, and `member` is the secret of a member of that session. `members` are the secrets of the
 sender in all of its sessions.
 

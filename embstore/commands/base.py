@@ -52,7 +52,7 @@ class Right(IntEnum):
     """The rights of a caller; each right includes the rights before it."""
 
     KNOWN = auto()
-    """The server knows the caller, who has no other right."""
+    """The server knows who the caller is. This right alone gives access to no table."""
     READ = auto()
     """The caller can read rows, and descriptions of tables."""
     WRITE = auto()
@@ -66,15 +66,15 @@ class Trait(Flag):
     """Further properties of a command, for the layers that they concern."""
 
     ADDS = auto()
-    """A second execution of the command changes rows again, whichever commands are executed in
-    between."""
+    """A second execution of the command changes rows again, even if no other command was executed
+    in between."""
     OF_ANY_MAP = auto()
     """The command is not split by the map of a cluster: a shard executes it whichever map its
     sender has."""
     OF_THE_LEADER = auto()
     """A standby refuses the command, as it refuses commands that write."""
     ON_ITS_LABEL = auto()
-    """The sender needs the right for the name of the command's label, as if the label were a
+    """The sender needs the command's right on its label, as if the label were the name of a
     table."""
     AUDITED = auto()
     """The server's messages name the sender, as for every command that needs the ADMIN right."""
@@ -83,16 +83,16 @@ class Trait(Flag):
     LEAVES = auto()
     """The sender is no longer a member after the command, even if the command fails."""
     OF_ALL_SHARDS = auto()
-    """The command changes a property that must be equal on all shards of a cluster, as commands
-    that write do."""
+    """The command changes a property that must be equal on all shards of a cluster. Commands that
+    write do not need this trait."""
     WITHOUT_COMMIT = auto()
     """A standby answers the command even before it has received a commit of its leader."""
     ON_DEVICE = auto()
     """The command's keys and gradients can be in the memory of the store's device; its rows are
     then written to that memory."""
     BEGINS_EPOCH = auto()
-    """The command begins another epoch of the store. If it also writes, the new epoch has other
-    rows."""
+    """The command begins another epoch of the store. If the command also writes, the rows of the
+    new epoch differ from those of the old epoch."""
 
 
 _RIGHTS = {
@@ -110,7 +110,8 @@ COMMANDS: dict[str, type["Command[Any]"]] = {}
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 class Part(Value):
-    """Base of the parts of commands. Each subclass becomes a frozen dataclass."""
+    """Base of commands, and of the values in their fields. Each subclass becomes a frozen
+    dataclass."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -137,11 +138,11 @@ class Command(Part, Generic[R]):
         traits: Trait | None = None,
         join: Join | None = None,
     ) -> None:
-        """Declare a command. The answer to a command that writes is remembered, unless `retry` has
-        another value.
+        """Declare a command. If `retry` is None, the server remembers the answer to a command that
+        writes (WINDOW), and any other command can be sent again freely (FREE).
 
         `join` makes the cluster's answer from the answers of the shards; the whole command is sent
-        to each shard. None: the router has a handler for the command.
+        to each shard. If `join` is None, the router has a handler for the command.
         """
         super().__init_subclass__()
         cls.effect, cls.reads, cls.traits = effect, reads, traits or Trait(0)

@@ -76,8 +76,8 @@ class Restore(
 
 
 class Backup(Command[results.BackupFacts], effect=Effect.LONG):
-    """Copy a kept checkpoint, or, if no label is given, the present state, to a path or URL of the
-    server."""
+    """Copy a kept checkpoint, or, if no label is given, the present state, to `destination`: a path
+    on the server, or a URL that the server can write."""
 
     destination: str
     label: str | None = None

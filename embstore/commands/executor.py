@@ -38,14 +38,14 @@ class Executor(Protocol):
         Parameters
         ----------
         out : for a command that reads rows: the arrays into which rows are written, one per table
-            (None: a new array); for `ReadRows`, the arrays for weights and for state; for
-            `LookupStep` and `LookupStepPooled`, it can also be ON_DEVICE, which means new arrays in
-            the memory of the device that has the tables
+            (None: new arrays are made); for `ReadRows`, the arrays for weights and for state; for
+            `LookupStep` and `LookupStepPooled`, `out` can also be ON_DEVICE: new arrays are then
+            made in the memory of the device that has the tables
         timeout_s : seconds to wait for an answer, or for the other ranks of a step; None: the
             timeout of the executor or of the session
         progress : for a command that takes long: called between pieces of the work with the amount
-            done and the whole amount; an error that it raises ends some commands (for example
-            `GetDigest`)
+            done and the whole amount; an error that `progress` raises ends some commands (for
+            example `GetDigest`)
         map_version : for a shard: the version of the map by which the command was split; 0: the
             command is for this shard under any map
 
@@ -74,9 +74,10 @@ class Executor(Protocol):
         """
 
     def prefetch(self, command: LookupStep) -> "Prefetched | None":
-        """Request a step's rows. Return at once, with an object that can wait for the rows.
+        """Request a step's rows in advance. Return at once, with an object that can wait for the
+        rows.
 
-        Returns None if a request ahead would gain nothing.
+        Returns None if a request in advance would gain nothing.
         """
 
     def warm_up(self) -> None:

@@ -24,7 +24,8 @@ class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
 
 
 class ImportProfile(Command[None], effect=Effect.LONG):
-    """Rank rows by a profile. `rename` maps the profile's names of tables to the store's names."""
+    """Use a profile to rank rows. `rename` maps names of tables in the profile to names in the
+    store."""
 
     profile: Profile
     rename: dict[str, str]
@@ -45,7 +46,7 @@ class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
 
 
 class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):
-    """Start the counts of accesses at zero."""
+    """Set the counts of accesses to zero."""
 
 
 class WarmCache(Command[results.Warmed], effect=Effect.LONG, join=joins.total):

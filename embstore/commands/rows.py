@@ -151,8 +151,8 @@ class DeleteRows(Command[Deleted], effect=Effect.WRITES):
     """Delete rows. Afterwards they are as if they had never been written (rule 7).
 
     The answer contains the number of deleted rows that had been written. `moved` is as in
-    `PutRows`. `member` is a member of the session that is the table's only writer, if there is such
-    a session.
+    `PutRows`. `member` is the secret of a member of the session that is the table's only writer, if
+    there is such a session.
     """
 
     keys: TableKeys
@@ -163,9 +163,9 @@ class DeleteRows(Command[Deleted], effect=Effect.WRITES):
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """Set weights and state of rows that were trained elsewhere, and add to t (rule 7).
 
-    `moved` is true if the rows are in partitions that another shard still owns, so that they are
-    not read on this shard. The command is then executed even if writes are paused, or if a session
-    is the table's only writer.
+    `moved` is true if the rows are in partitions that another shard still owns, so that nobody
+    reads them on this shard. With `moved`, the command is executed even if writes are paused, or if
+    a session is the table's only writer.
     """
 
     keys: TableKeys

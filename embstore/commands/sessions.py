@@ -76,8 +76,8 @@ class RenewLease(
 class CloseSession(
     Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES, join=joins.nothing
 ):
-    """Leave a session. The session ends when the last rank leaves. With `forget`, its resume
-    position is deleted as well."""
+    """Leave a session. The session ends when the last rank leaves. With `forget`, the session's
+    resume position (its last finished step) is deleted as well."""
 
     member: str
     forget: bool = False
@@ -100,8 +100,8 @@ class EndSession(
 class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
     """Announce the keys that coming steps will use.
 
-    `is_last` is true if the rank has no steps after these steps; the steps of the other ranks then
-    no longer wait for this rank.
+    `is_last` is true if the rank has no steps after `steps`; later steps of the other ranks then do
+    not wait for this rank.
     """
 
     member: str

@@ -24,8 +24,8 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
 
     A step that waits for other ranks is not applied either; its ranks send it again. The pause
     survives a restart, and lasts until `ResumeWrites` or the next map. `by` names the client that
-    pauses; during the pause, commands with another name are refused. `until` is a barrier that
-    other shards have reached: the shard still applies the commands that it lacks up to that
+    pauses; during the pause, a `PauseWrites` of another client is refused. `until` is a barrier
+    that other shards have reached: the shard still applies the commands that it lacks up to that
     position, and the answer is the shard's position at the time of the answer. With `lease_ms` the
     pause ends by itself, after that time or when the process ends.
     """
@@ -36,9 +36,10 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
 
 
 class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
-    """Make a shard accept writes again, if its writes are paused under the name `by`.
+    """Make a shard accept writes again, if the client `by` has paused them.
 
-    An empty name stands for any name. It is no error if writes are not paused.
+    An empty name stands for any client. Otherwise, if another client has paused the writes, they
+    stay paused. It is no error if writes are not paused.
     """
 
     by: str = ""

@@ -17,8 +17,8 @@ class StepGradients(Part):
     announced order. `positions`, (n,), ascending, are the indices of the announced keys that have a
     gradient; gradients are (n, dim). `inverse`, (n,), is the index of the announced key of each
     occurrence, in any order, repeats allowed; gradients are (n, dim), or (bags, dim) for the bags
-    of the occurrences. Such gradients are summed by key (rules 2, 8). Keys without a gradient are
-    not updated.
+    of the occurrences. With `inverse`, the gradients of each key are summed (rules 2, 8). Keys
+    without a gradient are not updated.
     """
 
     table: str
@@ -30,8 +30,8 @@ class StepGradients(Part):
 
 @runtime_checkable
 class RowsChecksum(Protocol):
-    """The checksum of a step's rows. The checksum of the rows of a shard is sent to that shard. Any
-    thread."""
+    """The checksum of a step's rows. Each shard is sent the checksum of its own rows. Any thread
+    can use the object."""
 
     def __index__(self) -> int:
         """Return the checksum of all rows (`embstore.arithmetic.checksum`)."""
@@ -71,7 +71,9 @@ class StepPut(Part):
 class LookupStep(
     Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
 ):
-    """Return the rows of an announced step, in announced order, when the step's turn has come."""
+    """Return the rows of an announced step, in announced order, once all earlier steps are finished
+    (the step's turn). With `early`, a server sends the rows that no unfinished step touches sooner,
+    in a separate answer."""
 
     member: str
     step: int
@@ -92,8 +94,8 @@ class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WR
     """Return weights and state of the rows of some announced keys, as soon as the rows are in the
     cache.
 
-    The command does not wait for the step's turn. It is for a session whose trainer does not wait
-    for updates.
+    The command does not wait until earlier steps are finished. It is for a session whose trainer
+    does not wait for updates.
     """
 
     member: str
@@ -109,8 +111,8 @@ class UpdateStep(
 
     `rows_checksum` covers the rows from which the gradients were computed: all rows that the rank
     announced (`embstore.arithmetic.checksum`). If the store's rows differ, no gradient is applied.
-    `is_finite` is whether rule 9 accepts the whole update, of all ranks and shards, if the sender
-    knows this. None: the store, which receives the whole update, checks this itself.
+    `is_finite` states whether rule 9 (finite gradients) accepts the whole update, of all ranks and
+    shards. None: the sender does not know; the store receives the whole update, and checks it.
     """
 
     member: str
@@ -136,7 +138,8 @@ class SkipStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.ST
 
 
 class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
-    """Write rows of a hot replica, in several tables of the session of `member`."""
+    """Write rows of a hot replica (a trainer's copy of the hot rows), in several tables of the
+    session of `member`."""
 
     member: str
     tables: tuple[StepPut, ...]

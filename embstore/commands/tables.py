@@ -86,7 +86,7 @@ class SetLearningRate(
 
 
 class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
-    """Return the digest of a table's content (rule 11) as of the command's turn."""
+    """Return the digest of a table's content (rule 11) as of the moment when the command begins."""
 
     table: str
     table_id: int | None = None

@@ -4,10 +4,10 @@ The cache is written against this protocol alone, and every device gives the sam
 (contract.md). A device is four objects, each with one kind of work: `memory`, `keys`, `rows` and
 `slots`.
 
-A call works on a **batch**: the row keys of all tables of one pool that a command names, table
-after table. A table is named once per command, and its id is part of the row key. Therefore the
-unique keys of one table are consecutive, as its positions are. A **segment** is one table's share
-of the unique keys and of the positions.
+A call works on a **batch**: the row keys that a command names, of all tables of one pool, table
+after table. A command names each table once, and the table's id is part of the row key. Therefore
+the unique keys of one table are consecutive, and so are its positions. A **segment** is one table's
+share of the unique keys and of the positions.
 
     keys       t0 t0 t0 t0 | t1 t1 t1      positions, in call order
     inverse     0  1  0  2 |  3  3  4      position -> id
@@ -15,27 +15,27 @@ of the unique keys and of the positions.
     slots       s0 s1 s2   | s3 s4         id -> slot of the cache, -1 where absent
 
 **Where arrays are.** An `Array` is in the device's memory: a NumPy array on the CPU, an address
-range on a GPU that the host cannot read. The cache slices an `Array`, takes its length and passes
-it on. Arrays with other annotations are on the host. Arrays of a caller of the store (keys,
-gradients, outputs) may also be in the device's memory, where `adopt` accepts them. Host arrays are
+range on a GPU that the host cannot read. The cache only slices an `Array`, takes its length and
+passes it on. Arrays with other annotations are on the host. Arrays of a caller of the store (keys,
+gradients, outputs) may also be in the device's memory, if `adopt` accepts them. Host arrays are
 C-contiguous; arrays that are only read may be read-only.
 
 **When results are known.** A GPU's work is queued, and the host waits once per call. Therefore
 `unique`, `probe` and `sum_by_key` return nothing that a kernel computes. `synchronize` waits;
 afterwards the batch has the number of unique keys, the number of absent keys, and the errors of the
-call. Before `synchronize` a batch is as long as its positions, and a key outside its table does no
-harm in a kernel. Work that is queued before `synchronize` (`begin_gather_pooled`, `touch` of a
-batch) is done only if no key is missing and there is no error. Every other method that returns a
-number or a host array waits for this result.
+call. Before `synchronize` the arrays of a batch have one element per position, and a key outside
+its table does no harm in a kernel. Work that is queued before `synchronize` (`begin_gather_pooled`,
+`touch` of a batch) is done only if no key is missing and there is no error. Every other method that
+returns a number or a host array waits for this result.
 
 Some methods return an **answer**: a function that is called once and returns a kernel's result. The
-function waits, unless the host has waited since the method was called. A caller that asks several
-questions before it calls the first answer waits only once.
+function waits, unless the host has already waited since the method was called. So a caller that
+calls several such methods before it calls the first answer waits only once.
 
 Where work is not queued (see `is_queued`), the result of `unique` is in scratch memory, and is
-valid until the next call of `unique`. Once scratch memory has grown, no method allocates memory per
-key. The caller has checked the arguments; a wrong argument is a bug. One thread at a time calls a
-device; the device may use threads of its own.
+valid until the next call of `unique`. Once scratch memory is large enough, no method allocates
+memory per key. The caller has checked the arguments; a wrong argument is a bug. One thread at a
+time calls a device; the device may use threads of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,14 +76,15 @@ class DeviceKeys(Protocol):
         """
 
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
-        """Encode the keys of a call as `unique` does, if they are known to be unique and in range.
+        """Encode the keys of a call as `unique` does, if the keys are known to be unique and in
+        range.
 
-        The batch is valid as long as there is a reference to it. It is not used itself: `again`
-        returns a batch for each call. Its `inverse` may be read-only.
+        The batch is valid as long as there is a reference to it. Calls do not use this batch
+        itself: `again` returns a batch for each call. The `inverse` may be read-only.
         """
 
     def again(self, batch: Batch) -> Batch:
-        """Return a batch of the same keys for another call, without results.
+        """Return a batch of the same keys for another call, in which nothing is found yet.
 
         `batch` must be synchronized, and have no key outside its table.
         """
@@ -101,7 +102,7 @@ class DeviceKeys(Protocol):
         Return a batch for summing gradients, and the slots of its unique keys, in ascending order
         of slots. The batch and these slots are void if a key turns out to be missing. Here a key
         also counts as missing if it is outside its table, or if its row is pending. Return None if
-        grouping gains nothing.
+        grouping gains nothing on this device.
 
         moves : as in `DeviceRows.look_up`
         """
@@ -111,15 +112,16 @@ class DeviceKeys(Protocol):
         keys."""
 
     def synchronize(self, *batches: Batch) -> None:
-        """Wait. Afterwards `found` and the length of `unique_keys` of each batch are valid."""
+        """Wait for the results of batches. Afterwards `found` and the length of `unique_keys` of
+        each batch are valid."""
 
     def find(self, index: IndexArrays, keys: Array, slots: Array) -> int:
         """Write the slot of each key, or -1, into `slots`; return the number of absent keys.
         Waits."""
 
     def absent(self, keys: Array, slots: Array, missing: int) -> Answer[tuple[Slots, Keys]]:
-        """Return the positions of -1 in `slots`, ascending, and the keys there. `missing` is their
-        number."""
+        """Return the positions of -1 in `slots`, ascending, and the keys at these positions.
+        `missing` is their number."""
 
     def set_slots(self, slots: Array, places: Array | Slots, values: Array | Slots) -> None:
         """slots[places[i]] = values[i]."""
@@ -127,8 +129,8 @@ class DeviceKeys(Protocol):
     def count_accesses(
         self, batch: Batch, slots: Array, low: int, high: int, counts: Counts | None
     ) -> Answer[tuple[int, int]]:
-        """Return the number of accesses to ids [low, high), whose slots are `slots`, and of their
-        hits.
+        """Return the number of accesses to the ids [low, high), and how many of these accesses hit.
+        `slots` are the slots of these ids.
 
         counts : (n,), the accesses that each position stands for; None: 1 each
         """
@@ -151,7 +153,8 @@ class DeviceRows(Protocol):
     """
 
     look_up_keys_max: int
-    """The most keys of a lookup without a batch; for more keys it is faster to make keys unique."""
+    """The most keys of a lookup without a batch; with more keys, making them unique first is
+    faster."""
 
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
@@ -219,8 +222,8 @@ class DeviceRows(Protocol):
     ) -> None:
         """sums[id] = scale * (the sum over the id's occurrences, contract.md rule 2).
 
-        The same pass finds sums that contract.md rule 9 may refuse; they are in `batch.found.large`
-        after `synchronize`.
+        The same pass finds sums that contract.md rule 9 may refuse; after `synchronize`,
+        `batch.found.large` is the lowest id of such a sum.
 
         sums : (positions, dim) or more; rows after the unique keys are unchanged
         """
@@ -230,9 +233,9 @@ class DeviceRows(Protocol):
         only if all parts are valid: every key has a slot and is inside its table, and no sum is
         large.
 
-        Return an answer: whether the rows are updated. The answer is known before the update is
-        done, and synchronizes each batch. Return None if this device gains nothing by queueing the
-        update.
+        Return an answer: whether the rows are updated. Calling the answer synchronizes each batch;
+        the answer is known before the update is done. Return None if this device gains nothing by
+        queueing the update.
 
         Gradients in the device's memory are read until the work is done; gradients on the host are
         read until the answer returns.
@@ -276,8 +279,8 @@ class DeviceRows(Protocol):
         """Return a copy of the rows of slots, without -1. Waits."""
 
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
-        """Yield the rows of slots in pieces: a slice of `slots`, host rows, and positions in the
-        host rows.
+        """Yield the rows of slots piece by piece: a slice of `slots`, an array of host rows, and
+        the positions of the slice's rows in this array.
 
         The host rows are valid until the next piece is requested.
         """
@@ -389,8 +392,8 @@ class DeviceSlots(Protocol):
         Among slots of equal score the lowest slots are taken. Slots that are pinned or PENDING are
         never taken: a victim has 0 <= score < PIN_ONE.
 
-        first, with_rows : the contents of the `first` slots of lowest score are read, as in
-            `read_slots`
+        first, with_rows : the contents of the `first` slots of lowest score are read too, as
+            `read_slots` does with `with_rows`
         """
 
 
@@ -415,8 +418,8 @@ class DeviceLevels(Protocol):
         free: int,
         parameters: TableParameters,
     ) -> Answer[Missing]:
-        """For the keys with -1 in `slots`, search level two, whose index and slots are `index` and
-        `below`. Also select victims in level one, as `DeviceSlots.select_victims` does: one victim
+        """Search level two, whose index and slots are `index` and `below`, for the keys with -1 in
+        `slots`. Also select victims in level one, as `DeviceSlots.select_victims` does: one victim
         for each of these keys beyond the first `free`.
 
         batch : the batch of the keys if it is not synchronized yet; None: all `keys` are valid
@@ -442,7 +445,7 @@ class DeviceLevels(Protocol):
 
 
 class Device(Protocol):
-    """The interface of a device for the cache."""
+    """A device, as the cache uses it."""
 
     name: str
     is_queued: bool

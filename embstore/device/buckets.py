@@ -1,7 +1,8 @@
 """The size of an index, which is the same on every device.
 
-An index has buckets of 8 keys, which is one cache line, at a load of at most two thirds. Keys whose
-two buckets are full are in a stash. Each place of a bucket or the stash contains a key and a slot.
+An index has buckets of 8 keys (one cache line), of whose places at most two thirds are taken. Keys
+whose two buckets are full are in a stash. Each place of a bucket or of the stash contains a key and
+a slot.
 """
 
 from embstore.kernels.probe import BUCKET_WIDTH

@@ -49,7 +49,8 @@ def open_device(name: Any, threads: int | None) -> Device:
 
 
 def memory_share(text: Any) -> float | None:
-    """Return 0.8 for "80%", a share of a device's memory; None if the text is no share."""
+    """Return the share of a device's memory that a text such as "80%" (0.8) states; None if the
+    text states no share."""
     match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
     share = float(match[1]) / 100 if match else 0.0
     return share if 0 < share <= 1 else None

@@ -3,7 +3,7 @@
     cpu_work     threads, cutting a call into ranges, scratch memory
     cpu_memory   arrays, slots in reserved address space
     cpu_keys     unique keys, the index
-    cpu_rows     rows of a call, of the cache
+    cpu_rows     rows of a call, rows of the cache
     cpu_slots    keys, scores and flags of slots, victims
 
 This module imports LLVM's loader. The package `embstore.device` does not import this module, so the

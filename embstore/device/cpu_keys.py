@@ -1,4 +1,4 @@
-"""Keys on the CPU: making a call's keys unique, in one pass, and the index.
+"""Keys on the CPU: making a call's keys unique in one pass, and searching the index.
 
 Every answer is known at once. An answer is `repeat(it).__next__`, which returns `it` without
 running a Python function.
@@ -40,7 +40,7 @@ class CpuKeys:
 
     def __init__(self, work: CpuWork) -> None:
         self._work = work
-        # More than all entries in the table of `unique`; see embstore.arithmetic.compiled.
+        # Greater than all entries in the table of `unique`; see embstore.arithmetic.compiled.
         self._unique_base = 1
         # 0, 1, 2, ...: batches of `distinct` refer to parts of it. It is replaced, never written.
         self._ids = np.empty(0, np.int32)

@@ -25,8 +25,9 @@ from embstore.layout import Layout
 METADATA_BYTES = 8 + 8 + 1
 """Bytes of a slot without its row: key, score and flag."""
 _SHARED = mmap.PAGESIZE
-"""The number of slots after the dropped slots that are released with them. The last page of the
-dropped slots may also contain slots that were dropped earlier, at most one per byte of the page."""
+"""When slots are dropped, the memory of this many slots after them is released too. The page in
+which the dropped slots end may also contain slots that were dropped earlier, at most one per byte
+of the page."""
 
 
 @dataclass
@@ -43,7 +44,7 @@ class CpuMemory:
     """The `DeviceMemory` of the CPU."""
 
     slab_bytes_max = 16 << 20
-    slots_max = sys.maxsize  # address space is exhausted before
+    slots_max = sys.maxsize  # address space is exhausted earlier
     frees_parts = True
     staging_bytes_max = 4 << 20
 
@@ -64,7 +65,7 @@ class CpuMemory:
             )
 
     def secure(self, count: int) -> None:
-        """Reserve nothing, because allocating host memory does not fail in the middle of a call."""
+        """Reserve nothing: allocating host memory does not fail in the middle of a call."""
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
         return row_bytes + METADATA_BYTES

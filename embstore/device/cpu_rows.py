@@ -38,7 +38,7 @@ from embstore.layout import VALUE_BYTES, Layout
 _NO_WEIGHTS = np.empty(0, np.float32)
 _READ_AND_WRITTEN = 2
 _GENERATED = 4
-"""The cost of generating a row, as a number of passes over the row's bytes."""
+"""The cost of generating a row, expressed as a number of passes over the row's bytes."""
 
 
 class CpuRows:

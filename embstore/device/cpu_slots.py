@@ -15,7 +15,7 @@ from embstore.kernels import select_victims as victim_kernels
 from embstore.kernels import slots as slot_kernels
 
 _SLOT_READ_BYTES = 16
-"""Bytes per slot that counting scores reads: score and key."""
+"""Bytes that counting scores reads per slot: score and key."""
 
 
 class CpuSlots:
@@ -104,8 +104,8 @@ class CpuSlots:
 
 @dataclass
 class _Candidates:
-    """The number of slots per score, without the slots that a clock has touched, in the form that
-    `find_threshold` requires."""
+    """The scores of the slots that can be victims, counted as `find_threshold` requires. Slots that
+    the call of a clock has touched are left out."""
 
     work: CpuWork
     scores: NDArray[np.int64]

@@ -39,8 +39,8 @@ class CpuWork(Workers):
         return list(pairwise(ends))
 
     def take(self, name: str, count: int, dtype: Any, zeroed: bool = False) -> NDArray[Any]:
-        """Return (count,) scratch memory with this name. It is a new array if the last one was too
-        short.
+        """Return (count,) scratch memory with this name. If the last array of this name was too
+        short, the array is a new one.
 
         zeroed : a new array contains zeros; an old array keeps its last content
         """

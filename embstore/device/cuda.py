@@ -5,7 +5,7 @@ driver: plain allocations (no pool), three streams of our own that do not wait f
 stream, events without timing, and kernels compiled from the text of `embstore/kernels`.
 
 **Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to all options.
-NVRTC takes the last option, so denormals would be flushed, against the contract (cupy issue 9576).
+NVRTC obeys the last option, so denormals would be flushed, against the contract (cupy issue 9576).
 Therefore NVRTC is called with our options through a function that adds none. Compiling all kernels
 takes one or two seconds per process, which is too little to justify a cache of our own.
 
@@ -16,8 +16,8 @@ CuPy's pool, which a caller may share, or end by waiting for the stream.
 the caller, who may be using another device. Therefore every call sets our device and restores the
 previous device, unless our device is current already.
 
-Freeing device or pinned memory waits for the device. So memory may be freed while queued work still
-uses it, and should not be freed in the middle of a call.
+Freeing device or pinned memory waits for the device. So it is safe to free memory that queued work
+still uses, but it delays the call that does it.
 """
 
 import time
@@ -48,8 +48,8 @@ from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: these errors do not harm the device."""
 _CAPTURED = range(900, 909)
-"""cudaErrorStreamCapture...: a caller captures a graph. The graph may be lost; the device is
-not."""
+"""cudaErrorStreamCapture...: a caller is capturing a graph. The graph may be lost, but the device
+still works."""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _NOT_EXPORTED = (1, 2, 205, 801)
@@ -262,14 +262,15 @@ class CudaRuntime:
         )
         # The copy from pageable memory "might be synchronous"; older manuals promised that it is,
         # up to the driver's staging (CUDA Runtime API, "API synchronization behavior"). And pinned
-        # memory of a caller looks like our pinned memory. So only a wait ensures that the source is
-        # free again.
+        # memory of a caller looks like our pinned memory. So only a wait ensures that the caller
+        # may change the source again.
         if not _is_pinned(source):
             queue.synchronize()
 
     @_on_device
     def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
-        # The call may wait for a copy to pageable memory; it never waits for one to pinned memory.
+        # The call may wait if `target` is pageable memory; it never waits if `target` is pinned
+        # memory.
         assert target.flags.c_contiguous and source.nbytes == target.nbytes
         if target.nbytes:
             cuda.memcpyAsync(

@@ -1,4 +1,4 @@
-"""A GPU: the launches that each method of the Device protocol makes, and their arguments.
+"""A GPU: the kernel launches of each method of the Device protocol, and their arguments.
 
 The kernels are the `.cu` files of `embstore/kernels`; each file states the formula. The modules
 here define the order of work, and where arrays are. Work is queued in the runtime (`runtime.py`).
@@ -6,7 +6,7 @@ The host waits where the protocol states that a result is known: once per call i
 
     a lookup     unique, probe, gather, touch (the last two only if no key misses) ... one wait
     an update    (unique, probe,) sum_by_key ... one wait ... touch, apply
-    its misses   read_slots of the victims, their rows down; rows up, piece by piece, insert: waits
+    misses       read_slots of victims, their rows down; rows up, piece by piece; insert: some waits
 
     gpu_work     launches, copies, findings           scratch   memory of a call
     gpu_memory   slots, index, arrays                 staging   pinned buffers

@@ -1,11 +1,11 @@
 """Keys on a GPU: making a call's keys unique, finding them in the index, and the index itself.
 
-Keys are made unique only in calls that need each key once, or need keys in order of first
-occurrence: lookups and updates that miss, calls larger than the cache, pooled lookups, `put_rows`
-and `read_rows`, updates of several ranks, and updates whose sums are refused. `unique` consists of
-three kernels (`unique.cu`). `group` works with slots instead of unique keys (`gpu_positions.py`).
-The host learns the number of unique keys when the batch is synchronized. Keys to insert or erase
-come from the host, which has read or evicted their rows.
+Keys are made unique only for calls that need each key once, or need keys in order of first
+occurrence. These are lookups and updates that miss, calls larger than the cache, pooled lookups,
+`put_rows` and `read_rows`, updates of several ranks, and updates whose sums are refused. `unique`
+consists of three kernels (`unique.cu`). `group` works with slots instead of unique keys
+(`gpu_positions.py`). The host learns the number of unique keys when the batch is synchronized. Keys
+to insert or erase come from the host, which has read or evicted their rows.
 """
 
 from collections.abc import Sequence
@@ -212,8 +212,8 @@ class GpuKeys:
         if slot_count == 0:
             return True
         findings, rest_count = self._work.send_numbers(NOTHING_FOUND, [0])
-        # One key in 2,400 is not placed at once (insert.cu); if far more keys are not placed, build
-        # a larger index.
+        # One key in 2,400 is not placed by the first kernel (insert.cu). If far more keys are not
+        # placed, the answer is False, and the caller builds a larger index.
         room = max(1024, slot_count // 64)
         rest = self._work.scratch.take(room, np.int64)
         into, left = (*parameters_of(index), *memory.rows.arguments), (rest, rest_count)

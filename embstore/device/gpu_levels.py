@@ -1,8 +1,8 @@
 """Rows that change levels of the cache: the launches that find and exchange them.
 
-The device finds the number of missing keys, the number of keys that are in neither level, and the
-rows that leave for missing keys, by one kernel after the other. These kernels can be queued before
-the host knows whether any key is missing, and the host waits for all of them once (`exchange.cu`).
+A sequence of kernels finds the number of missing keys, the number of keys that are in neither
+level, and the rows that leave for missing keys. These kernels can be queued before the host knows
+whether any key is missing, and the host waits for all of them only once (`exchange.cu`).
 """
 
 from dataclasses import dataclass

@@ -27,8 +27,9 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
 RESERVE_BYTES = 2 << 30
-"""Bytes of the GPU's memory that are not for the cache. A lookup and an update of a million keys,
-with 128 fp32 per row and arrays on the host, take three quarters of these bytes."""
+"""Bytes of the GPU's memory that are reserved for calls, and not available to the cache. A lookup
+and an update of a million keys, with 128 fp32 per row and arrays on the host, take three quarters
+of these bytes."""
 
 
 class GpuMemory:
@@ -164,7 +165,7 @@ class GpuMemory:
     def _have_waited_for(self, array: Any) -> None:
         """Make COMPUTE follow the stream that the array's library now uses in this thread.
 
-        Only DLPack names the stream in which a library orders its work. PyTorch's
+        Only DLPack makes a given stream follow the stream of a library. PyTorch's
         `__cuda_array_interface__` names no stream, and tensors of PyTorch may be used in a side
         stream.
         """
@@ -179,8 +180,8 @@ class GpuMemory:
 class PinnedMemory(GpuMemory):
     """The `DeviceMemory` of level two: rows are in pinned host memory, all else as in `GpuMemory`.
 
-    Its sizes count bytes of the host only. Bytes of level two on the GPU count in level one's
-    budget.
+    The sizes of its slots count only bytes of the host. Bytes of level two on the GPU count in
+    level one's budget.
     """
 
     staging_bytes_max = 0

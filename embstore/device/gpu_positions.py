@@ -17,9 +17,11 @@ from embstore.device.slabs import Slabs
 from embstore.device.values import Batch, IndexArrays
 
 _DIGIT_BITS = 8
-"""The number of bits by which one pass of the sort sorts; `radix_sort.cuh` has the same number."""
+"""The number of bits of a digit; each pass of the sort sorts by one digit. `radix_sort.cuh` has the
+same number."""
 _LARGE = 1 << 18
-"""The least number of values for which `group_large` is used, with tiles twice as large."""
+"""The least number of values for which the kernel `group_large` is used, whose tiles are twice as
+large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
 """The table id, the number of rows and the keys of each table of a call."""
@@ -40,7 +42,7 @@ class Named(NamedTuple):
     more: list[DeviceArray]
     """Other numbers that were sent with the keys."""
     owns_keys: bool
-    """Whether the keys cannot change; False if they are in memory that the caller may change."""
+    """Whether no one else can change the keys; False if they are in memory of the caller."""
 
 
 def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
@@ -101,9 +103,9 @@ def by_slot(
 ) -> tuple[Groups, DeviceArray, DeviceArray]:
     """Queue the grouping of positions by slot. All slots are below `slot_count`.
 
-    Return the groups and, for each group, its row key and its slot, as two arrays, (n,) int64. The
-    number of a group is an id. The first findings[UNIQUE_COUNT] elements are written. A position
-    without a slot is a group of its own.
+    Return the groups, and two arrays, (n,) int64: the row key and the slot of each group. The
+    number of a group is its id. Only the first findings[UNIQUE_COUNT] elements of the arrays are
+    written. A position without a slot is a group of its own.
     """
     n, scratch = len(slots), work.scratch
     ids = scratch.take(n, np.int32)
@@ -121,7 +123,7 @@ def _group(
     """Queue the grouping of int32 values below `limit`. Return the values sorted, and their
     positions.
 
-    Values of `limit` or more are sorted by the same number of low digits.
+    Larger values are sorted only by their low digits: as many digits as values below `limit` have.
     """
     n, scratch = len(values), work.scratch
     kernel, tile = ("group", TILE) if n < _LARGE else ("group_large", 2 * TILE)

@@ -1,9 +1,9 @@
 """Rows on a GPU: they are gathered and updated for a call, and copied up and down for the cache.
 
-Missing rows are copied through a ring of pinned buffers, each with a twin on the device. While the
-rows of one buffer are scattered, the next buffer is copied, and storage reads into a third. Victims
-are copied down in larger pieces: while storage packs and writes one piece, the next piece is
-copied.
+Missing rows are copied through a ring of pinned buffers, each with a twin on the device
+(staging.py). While the rows of one buffer are scattered, the next buffer is copied, and storage
+reads into a third. The rows of victims are copied down in larger pieces: while storage packs and
+writes one piece, the next piece is copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -197,7 +197,7 @@ class GpuRows:
         for update in updates:
             work.launch(*update)
         if any(_is_callers(own.rows) for part in named for own in part.gradients):
-            mark = work.runtime.mark(COMPUTE)  # the caller may change them after the call
+            mark = work.runtime.mark(COMPUTE)  # the caller may change its gradients after the call
         work.runtime.submit()
 
         def answer() -> bool:
@@ -212,8 +212,9 @@ class GpuRows:
         return answer
 
     def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
-        """Return the launch that applies the sums, if all gates (the findings of parts) are
-        open."""
+        """Return the launch that applies the sums of one part of an update. Its kernel checks
+        `gates`, the addresses of the findings of all parts, and does nothing if a part is
+        invalid."""
         (call,) = self._work.send_numbers([
             part.clock, part.counting, summed.findings.address, summed.starts.address,
             summed.positions.address, summed.of_segments.address, summed.segments,
@@ -252,8 +253,8 @@ class GpuRows:
         parameters: TableParameters,
         call: Argument,
     ) -> _Launch:
-        """Return the launch of an optimizer over n rows; if `call` is not NULL, only over rows
-        whose slots were found."""
+        """Return the launch of an optimizer over n rows. If `call` is not NULL, only rows whose
+        slots were found are updated."""
         d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
         return (
             f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys,

@@ -18,8 +18,8 @@ _RANGE_SLOTS, _RANGES = 4096, 1024
 """The number of slots of a range, in which one block counts or collects victims, and the most
 ranges of this size; in larger caches ranges are larger."""
 _ROUNDS = 3
-"""The number of rounds after which a threshold is usually found. If scores are very far apart, the
-same number of rounds follows, as often as necessary."""
+"""The number of rounds after which a threshold is usually found. If scores are very far apart, as
+many rounds are added, again and again, until it is found."""
 _SLOTS_READ_MAX = 1 << 20
 
 
@@ -99,7 +99,7 @@ class GpuSlots:
         layout, of_rows = memory.rows.layout, n if with_rows else 0
         rows = np.empty((of_rows, layout.stride), layout.element)
         keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
-        outs = [rows, keys, scores, dirty]  # rows first: they need 16-byte alignment
+        outs = [rows, keys, scores, dirty]  # rows come first, since they need 16-byte alignment
         together = self._work.scratch.take(sum(out.nbytes for out in outs), np.uint8)
         bounds = np.cumsum([0, *(out.nbytes for out in outs)]).tolist()
         parts = [together[low:high] for low, high in pairwise(bounds)]
@@ -202,8 +202,8 @@ class GpuSlots:
 class Search:
     """A search for the slots of lowest score on the device (`select_victims.cu`).
 
-    Until the search is done, `victims` contains existing slots that are not the slots of lowest
-    score. A kernel that is launched before the search can lower the number of victims in `state`.
+    Until the search is done, `victims` contains valid slots, but not yet the slots of lowest score.
+    A kernel that is launched before the search can lower the number of victims in `state`.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Sums of gradients by key on a GPU.
 
-The pass that computes sums also checks that they are finite; another pass applies them. A kernel
-that did both would save writing and reading the sums, a third of the gradients' bytes if each key
-occurs three times. But an update must be known to be valid before the first row changes. So such a
-kernel would first have to read all gradients once more, which is three times the bytes that it
-saves.
+The pass that computes sums also checks that they are finite; another pass applies them. A single
+kernel for both would save writing and reading the sums, a third of the gradients' bytes if each key
+occurs three times. But an update must be known to be valid before the first row changes. So this
+kernel would need another pass over all gradients before it, which reads three times the bytes that
+it saves.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,12 @@ def summed(
     *,
     keeps_all: bool,
 ) -> Summed:
-    """Queue the sums of a batch, which has at least one position."""
+    """Queue the sums of a batch, which has at least one position, and return the arrays that they
+    are computed from.
+
+    keeps_all : whether the sums of all keys are stored, by id. If False, only the sums of keys that
+        occur more than once are stored (`place_of_sum` in segments.cuh)
+    """
     findings, n = findings_of(batch), batch.position_count
     assert isinstance(batch, GpuBatch) and findings is not None
     ids: Argument = NULL
@@ -73,8 +78,8 @@ def summed(
     )
     of_ids = (ids, np.int64(n))
     of_sums = (np.int32(dim), np.int32(keeps_all), findings)
-    # Each group gets a stretch of positions. Stretches differ in work; blocks that wait for a free
-    # multiprocessor even out the differences.
+    # Each group of lanes gets a run of positions. Some runs take more work than others. There are
+    # more blocks than run at once, and waiting blocks even out the differences.
     work.runtime.launch(
         "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
         np.int32(len(gradients)), scale, sums, more, *of_sums,

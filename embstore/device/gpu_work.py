@@ -35,7 +35,7 @@ from embstore.layout import VALUE, VALUE_BYTES
 LANES = 32
 """The most lanes (threads of a warp) that process one row together."""
 NONE = (1 << 63) - 1
-"""The value of a finding that is a minimum, if nothing was found."""
+"""If nothing was found: the value of a finding that is the lowest position or id."""
 UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
@@ -43,7 +43,7 @@ FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 _KEPT_MAX = 16
 TILE = 8 * BLOCK_THREADS
-"""The number of items of a tile; blocks draw tiles one after the other (`tiles.cuh`)."""
+"""The number of items of a tile. Blocks draw one tile after the other (`tiles.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
 """Bytes of scratch memory that `secure` reserves for each slot whose row changes (keys, slots and
 places, in blocks of `Scratch`), and the least bytes for a call."""
@@ -63,8 +63,8 @@ class GpuBatch(Batch):
 
     findings: DeviceArray | None = field(default=None)
     groups: Groups | None = None
-    """The groups of its positions if they are grouped by slot; in this case `inverse` contains
-    slots."""
+    """The groups of the batch's positions if they are grouped by slot; in this case `inverse`
+    contains slots. None if positions are not grouped by slot."""
     answer: Buffer | None = None
     """The host buffer for the findings; the outputs that are being copied follow the findings in
     it."""
@@ -103,8 +103,8 @@ class GpuWork:
         self.runtime.close()
 
     def launch_in_tiles(self, kernel: str, n: int, *arguments: Argument) -> None:
-        """Run a kernel whose blocks draw tiles of n items. The counters of tiles are added as its
-        last argument."""
+        """Run a kernel over n items, whose blocks draw tiles. The counters of the tiles are added
+        as the kernel's last argument."""
         tiles = -(-n // TILE)
         self.launch(kernel, tiles * BLOCK_THREADS, *arguments, self.zeros(1 + tiles, np.uint64))
 
@@ -146,8 +146,9 @@ class GpuWork:
         return sent
 
     def kept_numbers(self, *columns: tuple[int, ...]) -> list[DeviceArray]:
-        """Do as `send_numbers`, for numbers that the device never changes. Numbers that were sent
-        recently, for example by the last call of a loop, are not sent again."""
+        """Return lists of integers on the device, as `send_numbers` does, if the device never
+        changes them. Lists that were sent recently, for example by the last call of a loop, are not
+        sent again."""
         kept = self._kept.get(columns)
         if kept is None:
             if len(self._kept) == _KEPT_MAX:
@@ -204,8 +205,8 @@ class GpuWork:
         return target
 
     def send_changed(self, name: Any, array: NDArray[Any]) -> DeviceArray:
-        """Return an array on the device. It is sent if it differs from the last array of this
-        name."""
+        """Return the device's copy of a host array. The array is sent only if it differs from the
+        last array of this name."""
         content = array.tobytes()
         sent, d_sent = self._sent.get(name, (b"", None))
         if d_sent is None or sent != content:
@@ -279,8 +280,8 @@ class GpuWork:
 class Outputs:
     """A call's outputs in the device's memory. Outputs for the host are copied to it at the end.
 
-    `answer` is memory directly before the outputs that are copied, for the findings, which are
-    copied in the same copy. It is NULL if all outputs are in the device's memory.
+    `answer` is memory for the call's findings. It lies directly before the outputs for the host, so
+    that one copy transfers both. It is NULL if no outputs are for the host, or if they are large.
     """
 
     def __init__(self, work: GpuWork, outs: Sequence[Rows | DeviceArray], dim: int) -> None:
@@ -307,7 +308,8 @@ class Outputs:
                 low += len(out)
 
     def begin(self, findings: DeviceArray) -> Buffer:
-        """Begin to copy the findings, and small outputs, after the work queued so far."""
+        """Begin to copy the findings to the host, after the work queued so far. Outputs for the
+        host are copied with them if they are small."""
         return self._work.staging.begin_small(findings if self._come is None else self._come)
 
     def end(self, buffer: Buffer) -> None:

@@ -25,11 +25,12 @@ class DeviceMemory(Protocol):
 
     def cache_bytes_max(self) -> int:
         """Return the most bytes that a cache can take if there is no cache yet. On a GPU this is
-        the free memory minus the memory that is reserved for calls, on the CPU the host's
+        the free memory minus the memory that is reserved for calls; on the CPU it is the host's
         memory."""
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
-        """Refuse a cache that does not fit; `used_bytes` of it are already allocated.
+        """Refuse a cache of `cache_bytes` that does not fit into memory; `used_bytes` of the cache
+        are already allocated.
 
         Raises
         ------

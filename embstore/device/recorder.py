@@ -1,16 +1,16 @@
-"""Work for COMPUTE: it is recorded until the host needs its results, and then submitted at once.
+"""Recorded work for COMPUTE: it is collected until the host needs its results, then submitted.
 
 The arrays that a call sends to the device between two waits are packed: small arrays share one
-pinned buffer and one copy, which runs before all work recorded since the pack was opened. This
-order is right because a sent array has memory of its own. Work that was recorded earlier cannot
-refer to this memory: recorded work keeps references to its arrays, so the memory of these arrays is
-not used again.
+pinned buffer and one copy, which runs before all work recorded since the pack was opened. Copying a
+sent array earlier than it was recorded does no harm, because work that was recorded before it
+cannot refer to its memory: recorded work keeps references to its arrays, so the memory of these
+arrays is not used for others.
 
 Work is submitted when COMPUTE is marked (to wait for it, or to make another stream follow it), when
 a copy needs the host's memory to be free again at once, and by `submit`: after an optimizer's step,
 when a pack is full, and when memory is short. The rest of a call's work is submitted with the work
-of the next call. A failing launch raises when it is submitted, which is later than the call; on a
-GPU queued work fails later in any case.
+of the next call. If a launch fails, the error is raised when it is submitted, later than the call
+that recorded it. On a GPU the errors of queued work are late in any case.
 
 Rejected: a CUDA graph for each verb, layout and class of sizes. The sizes and addresses of launches
 differ from call to call, so the parameters of each node would have to be set again. Setting a
@@ -81,9 +81,9 @@ class Recorder:
                     work()
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel over `items` items, or lanes of rows. There is one block for every 256
-        items, but no more blocks than keep the device busy. Kernels loop over the remaining
-        items."""
+        """Record the launch of a kernel over `items` items (or lanes, if it works on rows). It has
+        one block for every 256 items, but no more blocks than keep the device busy. Kernels loop
+        over the remaining items."""
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:
             self._refuse()

@@ -3,8 +3,8 @@
 The modules `gpu*.py` are written against this protocol alone. `cuda.py` implements it with CuPy.
 The tests implement it with NumPy and the same `.cu` files built for the host, so that every line of
 a GPU device also runs where there is no GPU. The protocol is therefore as small as possible. A
-device's memory is a `DeviceArray`: an address without access to the elements. So if the host reads
-such an array by mistake, this is an error everywhere, and not only on a machine with a GPU.
+device's memory is a `DeviceArray`: an address without access to the elements. So code that reads
+such an array on the host by mistake fails everywhere, and not only on a machine with a GPU.
 
 Work is ordered by **streams**: COMPUTE runs kernels, small copies and fills; UP and DOWN run large
 copies concurrently, each in one direction. The work of one stream is done in the order in which it
@@ -122,7 +122,7 @@ class Runtime(Protocol):
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """Return a caller's array (any object with `__cuda_array_interface__`). COMPUTE uses the
-        array only after the work that is queued so far in the stream that the interface names. The
+        array only after the work that has been queued in the stream that the interface names. The
         `owner` of the result is an Adopted.
 
         Raises
@@ -165,7 +165,8 @@ class Runtime(Protocol):
         """Return a mark (an event) after all work queued in the stream so far."""
 
     def follow(self, stream: int, mark: Any) -> None:
-        """Let the stream wait for the mark before it executes work that is queued later."""
+        """Make the stream wait for the mark before it executes work that is queued after this
+        call."""
 
     def wait(self, mark: Any) -> None:
         """Block the host until the mark is reached."""
@@ -181,8 +182,9 @@ class Runtime(Protocol):
         """
 
     def is_reached(self, event: Any) -> bool:
-        """Return whether all work is done that another process queued before it last recorded the
-        event. If so, work that is queued from now on reads the results of that work. Any thread.
+        """Return whether all work that another process queued before it last recorded the event is
+        done. If so, work that is queued from now on reads the results of the other process. Any
+        thread.
         """
 
     def compile(self, verbs: Iterable[str]) -> None:

@@ -1,15 +1,15 @@
-"""Scratch memory of calls on a GPU: a pool of blocks that are freed by reference and used again.
+"""Scratch memory of calls on a GPU: blocks that become free with their last reference, for reuse.
 
 An allocation is expensive, and freeing memory waits for the device. Therefore a free block is kept
 for the next call of about the same size; between a size and its double there are four block sizes.
 A block that is used again may still be read by work queued before. That is safe, because all work
 on scratch memory runs in one stream, COMPUTE, in the order in which it was queued. Code that uses a
-block in another stream waits, or makes the streams follow each other.
+block in another stream waits, or makes one stream follow the other.
 
-Free blocks are returned to the device only when the device is out of memory. So long-lived
-allocations are made here as well (`plain`).
+Free blocks are returned to the device only when the device is out of memory. Long-lived allocations
+are made here as well (`plain`), so that they can have this memory.
 
-Some work must not fail for lack of memory, because half of the work would be worse than none:
+Some work must not fail for lack of memory, because a change that is half done is worse than none:
 giving slots to other rows, or updating rows. `secure` is called before such work, when a
 CapacityError is harmless. It allocates a **spare** block, which is freed when no other memory is
 left.
@@ -32,8 +32,8 @@ class _Lease:
     """An owner of arrays that returns their block to the free list when the last of these arrays is
     freed, in any thread.
 
-    It stores the block's address and no reference to the block. Arrays may be part of a reference
-    cycle, and Python finalizes the members of a cycle in an undefined order.
+    It stores only the block's address, not a reference to the block. Arrays may be part of a
+    reference cycle, and Python finalizes the members of a cycle in an undefined order.
     """
 
     def __init__(self, kept: list[int], address: int) -> None:
@@ -135,7 +135,8 @@ class Scratch:
 def _places(
     count: int, dtypes: tuple[DTypeLike, ...]
 ) -> tuple[int, list[tuple[int, np.dtype[Any]]]]:
-    """Return the bytes of adjacent arrays, and the offset of each array."""
+    """Return the total bytes of adjacent arrays of `count` elements, and the offset and dtype of
+    each array."""
     places, low = [], 0
     for dtype in dtypes:
         item = np.dtype(dtype)

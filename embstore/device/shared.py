@@ -6,17 +6,17 @@ gradients into it, and reads rows from it. None of this data passes through the 
 **Trust.** The other process can change every byte at any moment, also between our check and our
 use. If a key changed after the check against its table's bounds, a kernel would access memory out
 of bounds. Therefore COMPUTE copies keys to memory of our own, and only the copy is read. Gradients
-are copied as well. The kernels do not require a copy: each gradient is read once, into the sum that
-is checked and applied. But if commands are logged, gradients are read twice, by the kernels and by
-the command log. These two reads must return the same bytes: otherwise a replay would give another
-digest. A copy reads and writes the bytes once in the GPU's own memory, a small share of the bytes
-that the update reads and writes. An array is copied once, however often it is adopted. Rows are
-only written to the shared memory, never read from it.
+are copied as well. For the kernels alone no copy would be needed: they read each gradient once,
+into the sum that is checked and applied. But if commands are logged, gradients are read twice, by
+the kernels and by the command log. These two reads must return the same bytes: otherwise a replay
+would give another digest. The copy reads and writes the bytes once in the GPU's own memory, which
+adds little to the bytes that the update reads and writes. An array is copied once, however often it
+is adopted. Rows are only written to the shared memory, never read from it.
 
-**Order.** The other process records an event of ours after its copies. The server asks whether the
-event is reached (`are_inputs_ready`) before a call takes its turn, and COMPUTE never waits for it.
-The event of a process that hangs or was killed may never be reached, and then the store would hang
-too. For the same reason COMPUTE does not wait for an event that was found to be reached: the other
+**Order.** The other process records an event of ours after its copies. The server checks that the
+event is reached (`are_inputs_ready`) before it executes the call. COMPUTE never waits for the
+event: if the other process hangs or was killed, the event may never be reached, and then the store
+would hang too. Even an event that was found to be reached is not safe to wait for: the other
 process may have recorded it again since. In the other direction no event is needed, because a call
 waits for its GPU before it returns.
 
@@ -35,8 +35,8 @@ from embstore.errors import InvalidArgumentError
 
 
 class SharedMemory:
-    """An allocation that another process can open. It is used in a turn of the device, except by
-    methods for any thread.
+    """An allocation that another process can open. It is used in the thread that calls the device;
+    methods marked "Any thread" are exceptions.
 
     The allocation is freed with the last reference to this object and to its arrays. The owner must
     not drop its reference before the other process has closed the memory.
@@ -52,8 +52,8 @@ class SharedMemory:
 
     @property
     def are_inputs_ready(self) -> bool:
-        """Whether the work on the memory that the other process recorded last is done. Any
-        thread."""
+        """Whether the other process has done its work on the memory, up to the event that it
+        recorded last. Any thread."""
         return self._runtime.is_reached(self.exported.event)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "SharedArray":
@@ -64,7 +64,7 @@ class SharedMemory:
 
 
 class SharedArray:
-    """An array in shared memory, which a command contains in place of an array of the caller."""
+    """An array in shared memory. A command contains it in place of a caller's array."""
 
     def __init__(self, d_array: DeviceArray, shape: tuple[int, ...]) -> None:
         self.d_array = d_array
@@ -91,7 +91,7 @@ class SharedArray:
 
 
 def share(device: Device, byte_count: int) -> SharedMemory:
-    """Return memory of a device for another process; call it in a turn of the device.
+    """Return memory of a device for another process. Call it in the thread that calls the device.
 
     Raises
     ------

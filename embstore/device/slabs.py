@@ -1,16 +1,16 @@
-"""The slots of one level of the cache on a GPU, in slabs whose number of slots is a power of two:
+"""The slots of one level of the cache on a GPU, in slabs; a slab has C slots, a power of two:
 
     slab of C slots    rows C x row bytes    and    keys C int64 | scores C int64 | dirty C uint8
 
-so that slots are added and dropped without a copy. Kernels find a slot's row and its metadata by a
-table of addresses (`slabs.cuh`). In level one, rows and metadata of a slab are one allocation. In
-level two the rows are in pinned host memory, which the kernels read and write over the bus. Rows
-outside slots (copies for one call) are a single slab without metadata.
+Since slots are in slabs, they are added and dropped without a copy. Kernels find a slot's row and
+its metadata by a table of addresses (`slabs.cuh`). In level one, rows and metadata of a slab are
+one allocation. In level two the rows are in pinned host memory, which the kernels read and write
+over the bus. Rows outside slots (copies for one call) are a single slab without metadata.
 
-When a pool's slab size grows with its budget, allocations keep the smallest slab size so far;
-larger sizes are multiples of it. When the slab size shrinks, each slab is copied into smaller
-slabs, one slab after the other. Each slab is copied into the memory that the slab before it freed.
-If another process takes this memory, rows are lost, and the device counts as lost.
+When a pool's slab size grows with its budget, allocations keep the smallest slab size that the pool
+has had; larger sizes are multiples of it. When the slab size shrinks, each slab is copied into
+smaller slabs, one slab after the other. Each slab is copied into the memory that the slab before it
+freed. If another process takes this memory, rows are lost, and the device counts as lost.
 
 CUDA makes allocations of a megabyte or more in units of two megabytes. The size of a slab is
 counted accordingly, and in a large cache slabs are as large as possible.
@@ -39,7 +39,7 @@ class SlabRows:
     table: DeviceArray  # (2 * slabs,) uint64: alternately addresses of rows and of metadata
     shift: int
     layout: Layout
-    owner: Any = None  # of the memory, if the rows are a single slab
+    owner: Any = None  # the owner of the memory, if the rows are a single slab
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -63,8 +63,8 @@ class Located(NamedTuple):
     """The slots of the keys of a lookup."""
 
     moves: int
-    """The number of moves of rows to and from slots. If it has grown since, rows may be in other
-    slots."""
+    """The number of times that rows had entered or left slots. If this number has grown since, rows
+    may be in other slots."""
     tables: list[tuple[int, int]]
     """The table id and the number of keys of each table, as in the call."""
     keys: DeviceArray  # (n,) int64
@@ -127,7 +127,7 @@ class Slabs:
                     raise
                 self.runtime.is_lost = True
                 raise DeviceError(f"rows were lost while slabs were split: {exc}") from exc
-            slab = self.slabs.pop(0)  # its memory is then free for pieces of the next slab
+            slab = self.slabs.pop(0)  # its memory becomes free for the pieces of the next slab
             for number, piece in enumerate(pieces):
                 self._copy_piece(slab, number, piece, shift)
             smaller += pieces
@@ -147,8 +147,8 @@ class Slabs:
         self, source: DeviceArray, at: int, number: int, target: DeviceArray, target_at: int,
         item_bytes: int, shift: int,
     ) -> None:  # fmt: skip
-        """Copy the items of piece `number` of a slab, whose items begin at byte `at` of
-        `source`."""
+        """Copy a slab's items that belong to its piece `number`. The slab's items begin at byte
+        `at` of `source`, the piece's items at byte `target_at` of `target`."""
         size, low = item_bytes << shift, at + (number * item_bytes << shift)
         self.runtime.copy(source[low : low + size], target[target_at : target_at + size])
 

@@ -8,7 +8,7 @@ the host waits for this mark before it uses the buffer again.
 
     pack      small arrays of a call, in COMPUTE: one copy of all that is sent between two waits
     upload    large arrays, in UP, piece by piece
-    rows      missing rows, in UP: buffers that storage reads into, each with its twin on the device
+    rows      missing rows, in UP: buffers that storage reads into, each with a twin on the device
     download  small in COMPUTE, large in DOWN, piece by piece
 """
 
@@ -54,7 +54,8 @@ class Buffer:
 
 @dataclass
 class Pack:
-    """Pinned memory that is filled, and its twin in scratch memory, to which it is copied."""
+    """Pinned memory that is being filled, and its twin: the scratch memory to which it will be
+    copied."""
 
     buffer: Buffer
     memory: NDArray[np.uint8]  # memory of the buffer when the pack was opened
@@ -63,7 +64,8 @@ class Pack:
 
 
 class Ring:
-    """Pinned buffers that are used in turn; each has a twin on the device if `scratch` is given."""
+    """Pinned buffers that are used one after the other, and then again. If `scratch` is given, each
+    has a twin on the device."""
 
     def __init__(self, runtime: Recorder, count: int, scratch: Scratch | None = None) -> None:
         self._runtime = runtime
@@ -166,7 +168,7 @@ class Staging:
                     self._copy(of_part, piece[of_piece])
                 self._runtime.upload(piece, target_bytes[low:high], stream=UP)
                 buffer.mark = self._runtime.mark(UP)
-        finally:  # also after an error: COMPUTE may use `target` again
+        finally:  # even after an error: COMPUTE may use `target` again
             self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
     def secure(self) -> None:
@@ -175,8 +177,8 @@ class Staging:
         self._rows.secure(PIECE_BYTES)
 
     def begin_rows(self, byte_count: int) -> Buffer:
-        """Return a buffer. The caller fills it and passes it to `send_rows` before the next call of
-        this method."""
+        """Return a free buffer for rows. The caller fills it and passes it to `send_rows` before
+        the next call of this method."""
         return self._rows.take(byte_count)
 
     def stage(self, count: int, layout: Layout) -> Rows:
@@ -187,14 +189,14 @@ class Staging:
         return rows
 
     def staged(self, rows: Rows) -> Buffer | None:
-        """Return the buffer of the rows that `stage` returned last, but only once; None for other
-        rows."""
+        """Return the buffer of `rows` if `stage` returned them in its last call, else None. A
+        second call for the same rows returns None."""
         staged, self._staged = self._staged, None
         return staged[1] if staged is not None and staged[0] is rows else None
 
     def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
-        """Copy the buffer to its twin, in UP, and make COMPUTE follow. After the kernels that read
-        the twin the caller sets the buffer's mark again."""
+        """Copy the buffer to its twin, in UP, and make COMPUTE follow. Once the caller has launched
+        the kernels that read the twin, it sets the buffer's mark again."""
         assert buffer.d_memory is not None
         d_rows = buffer.d_memory[:byte_count]
         self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
@@ -216,7 +218,7 @@ class Staging:
 
     def begin_small(self, source: DeviceArray) -> Buffer:
         """Begin to copy an array that COMPUTE writes. The array has fewer than LARGE_BYTES, or is a
-        call's findings. The returned buffer contains the data once the host has waited for COMPUTE,
+        call's findings. The returned buffer contains the data from the host's next wait for COMPUTE
         until `end_small`.
         """
         buffer = self._small_down.pop() if self._small_down else Buffer(np.empty(0, np.uint8))
@@ -258,7 +260,7 @@ class Staging:
                     yield self._arrived(*under_way.pop(0))
             for piece in under_way:
                 yield self._arrived(*piece)
-        finally:  # also after an error: COMPUTE may use `source` again
+        finally:  # even after an error: COMPUTE may use `source` again
             self._runtime.follow(COMPUTE, self._runtime.mark(DOWN))
 
     def _arrived(self, low: int, high: int, buffer: Buffer) -> tuple[int, NDArray[np.uint8]]:

@@ -1,11 +1,12 @@
 """The highest score of the victims, which is found without a sort.
 
-Victims are the candidates of lowest score in [0, PIN_ONE): a slot with a higher score is pinned, a
+Victims are the candidates of lowest score in [0, PIN_ONE). A slot with a higher score is pinned; a
 slot with a lower score has no row yet. The range of all scores is cut into bins whose width is a
-power of two, and the scores in each bin are counted. Then the bin with the score of rank `count` is
-cut in the same way, until a bin is one score, or the number of scores up to its end is exactly
-`count`. Each count reads all scores. Two counts are enough under LRU if the oldest score is at most
-four million calls old. `select_victims.cu` does the same on a GPU.
+power of two, and the scores in each bin are counted. Then the bin with the `count`-th lowest score
+is cut in the same way. The search ends when this bin is one score, or when the number of scores up
+to its end is exactly `count`. Each round of counting reads all scores. Under LRU two rounds are
+enough if the oldest score is at most four million calls old. `select_victims.cu` does the same on a
+GPU.
 """
 
 from typing import Protocol
@@ -18,7 +19,7 @@ from embstore.score import PIN_ONE
 
 
 class Candidates(Protocol):
-    """The scores of candidates, as the CPU counts them."""
+    """The scores of the candidates, which an implementation counts."""
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
         """Return how many candidates have floor <= score < ceiling, and the lowest and the highest

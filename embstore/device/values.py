@@ -1,4 +1,4 @@
-"""Arguments and results of a device's calls: batches, updates, findings.
+"""Arguments and results of a device's methods: batches, updates, findings.
 
 base.py defines where arrays are, and when results are known.
 """
@@ -40,7 +40,7 @@ class Batch:
     bounds: NDArray[np.int64]  # (segments + 1,), on the host
     found: Findings = field(default_factory=Findings)
     is_known: bool = True
-    """Whether `found` has all results of the work so far."""
+    """Whether `found` contains the results of all kernels that were launched for the batch."""
     is_distinct: bool = False
     """Whether position p has id p."""
     is_grouped: bool = False
@@ -119,7 +119,7 @@ class PoolUpdate:
     parameters: TableParameters
     dim: int
     clock: int
-    """The clock that scores get; 0: scores do not change."""
+    """The clock that the scores of the updated rows get; 0: scores do not change."""
     counting: int
     sums: Array
     """Memory for sums of keys that occur more than once, (positions / 2, dim) or more. Its content
@@ -152,7 +152,7 @@ class SlotContents:
 
     @classmethod
     def joined(cls, parts: Sequence["SlotContents"]) -> "SlotContents":
-        """Return the contents of several parts, one after the other, without rows."""
+        """Return one object with the contents of several, one after the other, without rows."""
         columns = zip(*[(part.keys, part.scores, part.dirty) for part in parts], strict=True)
         return cls(*map(np.concatenate, columns))
 
@@ -164,20 +164,19 @@ class Selected:
     slots: Slots
     scores: NDArray[np.int64]
     contents: Callable[[Slots], SlotContents]
-    """A function that returns the contents of slots; these slots must be among the slots that were
-    read."""
+    """A function that returns the contents of some of the victims whose contents were read."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """The keys of a call that have no slot in level one, (m,), on the device. First are the keys
-    that have no slot in level two either."""
+    """The keys of a call that have no slot in level one, (m,), on the device. The keys that have no
+    slot in level two either come first."""
 
     keys: Array  # int64
     places: Array  # int32, ids in the call
     below: Array  # int64, slots of level two, -1 for absent keys
     victims: Array
-    """The slots of level one with the lowest scores, which leave."""
+    """The slots of level one with the lowest scores, whose rows leave."""
     highest: int
     """The highest score of the victims; -1: there are no victims."""
     absent: int

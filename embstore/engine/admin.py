@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
-    """Return the store's facts, even once the store is closed. The handler needs no turn, because
-    it reads values that are replaced as a whole."""
+    """Return the store's facts, even once the store is closed. The handler does not acquire the
+    engine, because it reads values that are replaced as a whole."""
     tables, place = engine.tables, engine.shard
     return results.ServerInfo(
         context=context(engine),
@@ -49,8 +49,8 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
 
 
 def context(engine: "Engine", instance: str = "") -> results.Context:
-    """Return the store to which an answer belongs, and its state. `instance` names the server, if
-    there is one."""
+    """Return the context of an answer: the store's id, epoch and command number, and `instance`,
+    which names the server if there is one."""
     catalogue = engine.storage.catalogue
     number = engine.tables.frame.command_number
     return results.Context(catalogue.store_id, catalogue.epoch, number, instance)
@@ -212,8 +212,8 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
 def prepare_checkpoint(
     engine: "Engine", command: c.Checkpoint, progress: c.Progress | None
 ) -> None:
-    """Log and sync the rows that are dirty at present, before a checkpoint, so that it has little
-    to do in its turn."""
+    """Log and sync the rows that are dirty at present, before a checkpoint, so that the checkpoint
+    itself needs the engine only for a short time."""
     with engine.tables.frame.looking():
         _check_checkpoint(engine, command)
     engine.commits.prepare(progress)
@@ -300,12 +300,12 @@ def _check_restore(engine: "Engine", label: str) -> None:
 
 
 def _end_sessions(engine: "Engine", command: c.Restore) -> None:
-    """End open sessions, unless the checkpoint cannot be restored anyway."""
+    """Check that the checkpoint can be restored, and then end all open sessions."""
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
         _check_restore(engine, command.label)
     for name in engine.sessions.names():
-        with suppress(SessionExpiredError):  # it may have ended meanwhile
+        with suppress(SessionExpiredError):  # the session may have ended meanwhile
             engine.sessions.end(name, by="a restore")
 
 
@@ -317,14 +317,14 @@ def promote(engine: "Engine", command: c.Promote, _: None) -> None:
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
-    """Start the counts of accesses at zero. A restart does not bring the old counts back."""
+    """Set the counts of accesses to zero. A restart does not bring the old counts back."""
     with engine.tables.reading():
         engine.frequencies.clear_counts()
 
 
 PREPARATIONS: dict[Any, Callable[[Any, Any, Any], None]] = {c.Checkpoint: prepare_checkpoint}
-"""By command, the function preparation(engine, command, progress), which does work before the
-command's turn."""
+"""For some commands, the function preparation(engine, command, progress). It does long work before
+the command acquires the engine."""
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GetServerInfo: get_server_info,

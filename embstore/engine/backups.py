@@ -2,10 +2,10 @@
 calls.
 
 A backup needs the engine only for two short parts. A backup without a label begins with a commit,
-which is made in pieces like the store's own commits (commits.py). Then the files get their second
-names in one turn, in which no file can be replaced. The long part, copying, does not need the
-engine (`embstore.storage.backup`). A server starts without the modules that copy: the first backup
-imports them.
+which is made in pieces like the store's own commits (commits.py). Then the files get second names
+(hard links) while the backup has the engine, so that no file can be replaced in between. The long
+part, copying, does not need the engine (`embstore.storage.backup`). A server starts without the
+modules that copy: the first backup imports them.
 """
 
 import threading
@@ -77,7 +77,7 @@ class Backups:
         storage = self._tables.storage
         if label is not None:
             with self._tables.reading():
-                found = storage.kept(label)  # before any file is written
+                found = storage.kept(label)  # an unknown label raises before any file is written
                 if (shard := shards.read(storage.files)) is not None:
                     shard.check_label(label, found.state.commit)
         store_id = storage.catalogue.store_id
@@ -107,7 +107,8 @@ class Backups:
             progress(done, of)
 
     def _place_of(self, destination: str) -> tuple[str, str]:
-        """Return the path or URL of an allowed destination, and the folder below it."""
+        """Return the path or URL to open for an allowed destination, and the destination's folder
+        below that path; "" if the path is the destination."""
         if self.within is None:
             raise PermissionDeniedError(
                 "this server writes no backups for clients: start it with the directory or URL "

@@ -13,9 +13,9 @@ Rows that every step changes are dirty again at the end of a pass of flushes. Pa
 long as a pass finds at most half as many dirty rows as the pass before. The stats show the time
 since the last commit: a crash would lose the changes of that time.
 
-Such a commit has no label: the store opens at the commit, but `restore` cannot go back to it. A
-store that has not changed since its last commit makes no commit. A checkpoint is made in the same
-way, except that its last piece is a command, which makes the label in its turn.
+A commit that the store makes by itself has no label: the store opens at the commit, but `restore`
+cannot go back to it. A store that has not changed since its last commit makes no commit. A
+checkpoint is made in the same way, except that its last piece is the command that makes the label.
 
 Measured on two cores, with a million dirty rows of 64 elements: 3,300 to 4,000 updates of 64 keys
 ran during a commit, and the longest update took 29 to 87 ms. A checkpoint in one piece made an
@@ -45,8 +45,8 @@ LOG_BYTES_MAX = 4 << 30
 short."""
 ROWS_BYTES_LEAST = 256 << 20
 ROWS_LEAST = 1 << 20
-"""Least bytes and least number of rows that must have left the cache since the last commit to cause
-a commit."""
+"""A commit is made early only if at least so many bytes, or so many rows, have left the cache since
+the last commit."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
 """Least number of records for which a segment's index is written before the last piece."""
@@ -82,7 +82,7 @@ class OwnCommits:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._tried_at = monotonic()
-        # the log, its changes, and its uncommitted bytes at that time
+        # the row log, its number of changes, and its uncommitted bytes after these changes
         self._seen: tuple[object, int, int] = None, 0, 0
 
     @property
@@ -95,7 +95,7 @@ class OwnCommits:
         """Start the thread, if it has anything to do."""
         has_cause = self.every_s or self._tables.frame.log is not None or self.write_back.is_on
         if has_cause and not self._tables.storage.read_only:
-            # The thread does not keep a store alive.
+            # A weak reference, so that the thread does not keep the store alive.
             arguments = weakref.ref(self), self._stopping, self._wake
             self._thread = threading.Thread(target=_run, args=arguments, name="commits")
             self._thread.daemon = True
@@ -129,15 +129,15 @@ class OwnCommits:
         """Whether so many rows have left the cache that the log should be folded, which needs a
         commit.
 
-        A commit writes all dirty rows of the cache. Therefore it is due only when at least as many
-        bytes have left the cache.
+        A commit writes all dirty rows of the cache. Therefore a commit is due only when at least as
+        many bytes have left the cache as the cache contains, or when the log's index is half full.
         """
         tables = self._tables
         log = tables.storage.log
         if (log, log.changes) != self._seen[:2]:
             self._seen = log, log.changes, log.uncommitted_bytes
         uncommitted = self._seen[2]
-        if uncommitted <= ROWS_BYTES_LEAST // 4:  # as is so after most commands
+        if uncommitted <= ROWS_BYTES_LEAST // 4:  # the usual case
             return False
         dirty = max(ROWS_BYTES_LEAST, tables.cache_bytes_used)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
@@ -212,7 +212,7 @@ class OwnCommits:
             flushed = again
         self._sync(slices)
         if (command_log := self._tables.frame.log) is not None:
-            command_log.files.sync()  # the remaining sync needs the engine
+            command_log.files.sync()  # the commit syncs the rest while it has the engine
 
     def _commit(self) -> bool:
         with self._tables.background():
@@ -293,7 +293,7 @@ class OwnCommits:
     def _sync(self, slices: Slices) -> None:
         """Sync the log up to its present end; a failure fails the store, as it does in a commit.
 
-        The method opens its own descriptors of the files: the system reports an error once per
+        The method opens descriptors of its own: the system reports a write error once per
         descriptor, and a concurrent commit must get the error as well.
         """
         storage = self._tables.storage

@@ -1,9 +1,10 @@
 """The engine: an executor whose tables are in this process.
 
-It composes the packages below it: the tables with their cache and storage (`tables`), look-ahead
-sessions (`lookahead`), and the uses of access frequencies (`hotness`). For each type of command
-there is a handler, which calls these packages. Handlers acquire the engine themselves (`Frame`),
-because some handlers wait before that, and some handlers do not need the engine.
+The engine composes the packages below it: the tables with their cache and storage (`tables`),
+look-ahead sessions (`lookahead`), and the uses of access frequencies (`hotness`). For each type of
+command there is a handler, which calls these packages. Handlers acquire the engine, its only lock,
+themselves (`Frame`), because some handlers first wait for something else, and some do not need the
+engine. A command's **turn** is the time in which its handler has the engine.
 
 `execute` waits until a command is done. A command of a look-ahead step may have to wait for other
 ranks or for earlier steps. For such a command, `begin` returns a handle that a server polls, so
@@ -136,7 +137,7 @@ class Engine:
         self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         self.lost = ""
-        """Why acknowledged commands may be lost: a command log was cut short; "" if no log was."""
+        """Why acknowledged commands may be lost (the command log was cut short), or ""."""
         if not storage.read_only:
             self._recover(codec, options)
 
@@ -145,7 +146,7 @@ class Engine:
         say so."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
-        if self.lost:  # now, because the segment gets its length back afterwards
+        if self.lost:  # begin it now: CommandLog restores the segment's length, which hides the cut
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
         if options.durability == "checkpoint":
@@ -187,7 +188,7 @@ class Engine:
         if type(command) in admin.PREPARATIONS:
             self.prepare(command, progress)
         out = self._empty_rows if out is c.ON_DEVICE else out
-        if hasattr(command, "members"):  # all sessions belong to the caller
+        if hasattr(command, "members"):  # in an embedded store, the caller owns all sessions
             own: Any = command
             command = cast(Command[R], replace(own, members=self.sessions.members_on(own.table)))
         try:
@@ -265,8 +266,8 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Execute several lookups with one `admit` as one; return the results of `begin`. None: a
-        row is not cached, so the lookups would take longer. The caller has the engine."""
+        """Execute several lookups, which have the same `admit`, at once; return their results.
+        None: a row is not cached, so the lookups would wait. The caller has the engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -274,7 +275,7 @@ class Engine:
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:
-        """Execute a command whose form was checked. The replication role is not checked."""
+        """Execute a command in normal form. The replication role is not checked."""
         return HANDLERS[type(command)](self, command, into)
 
     def _go_on_splitting(self) -> None:
@@ -291,7 +292,7 @@ class Engine:
         return self.tables.frame.log
 
     def prefetch(self, command: c.LookupStep) -> None:
-        """Do nothing, because rows are read where they are: a request ahead would gain nothing."""
+        """Do nothing: rows are read in this process, so a request in advance would gain nothing."""
 
     def check_device(self, name: str | None = None) -> None:
         """Refuse any device but this engine's, because rows are made in this process."""
@@ -353,7 +354,7 @@ class Engine:
             part.stop()
         self.scans.end_all()
         self.tables.frame.close(self._commit_and_free)
-        if self.tables.frame.is_closed:  # else a running call of this thread frees them
+        if self.tables.frame.is_closed:  # else a call of this thread runs, and closes at its end
             for part in parts:
                 part.join_threads()
 
@@ -377,7 +378,7 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        with ExitStack() as stack:  # each is closed, even if others fail
+        with ExitStack() as stack:  # each resource is closed, even if closing another one fails
             stack.callback(self.device.close)
             for pool in self.tables.pools.values():
                 stack.callback(pool.close)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from embstore.handles.store import Store
 
 _HOST_BYTES_MIN = 64 << 20
-"""Least default size of level two. A smaller level two may not have a slab for each of many row
-layouts, and the open would fail because of a default."""
+"""Least default size of level two. If level two were smaller, it might lack a slab for one of many
+row layouts, and the open would fail because of a default."""
 
 
 @describing(StoreOptions)
@@ -85,7 +85,7 @@ def open_engine(
     with saying_how_to_mend(path), ExitStack() as undo:  # undone if the engine cannot be made
         made = open_device(options.device, threads)
         undo.callback(made.close)
-        jit.compile_kernels()  # the device's as well, so that none is compiled during training
+        jit.compile_kernels()  # the device's kernels too: none is then compiled during training
         budget = _budget(made, options.cache_bytes)
         host_cache = _host_cache(made, options.host_cache_bytes)
         storage = Storage(
@@ -131,7 +131,7 @@ def _budget(device: Device, cache_bytes: int | str) -> int:
 
 
 def _host_cache(device: Device, asked: int | None) -> HostCache:
-    """Return the size that level two of the cache can have."""
+    """Return the size of level two of the cache, and the reason for that size."""
     if device.levels is None:
         if asked:
             raise InvalidArgumentError(

@@ -1,9 +1,9 @@
-"""The execution of the leader's records on a standby. It is as in recovery, but the store is open.
+"""The execution of the leader's records on a standby: as in recovery, but while the store is open.
 
-A record is executed, and appended unchanged to the standby's own log, in one turn, so that no
-commit happens in between. A label of the leader is made at the same command here, so that the label
-exists if the leader later restores it. A label that the leader has dropped or protected is dropped
-or protected here as well.
+A record is executed, and appended unchanged to the standby's own log, while the standby has the
+engine, so that no commit happens in between. The standby makes each label of the leader at the same
+command as the leader, so that the label exists if the leader later restores it. A label that the
+leader has dropped or protected is dropped or protected here as well.
 """
 
 from collections.abc import Iterable
@@ -109,7 +109,7 @@ def begin_epoch(engine: "Engine", epoch: int) -> int:
                     client.calls[sequence] = answer._replace(context=context)
         number = engine.tables.frame.command_number
         log.append_answers(number)
-        # This history lacks labels that only the old leader has. That leader will follow this store
+        # The old leader will follow this store: this list makes it drop labels that it alone has.
         checkpoints = engine.storage.catalogue.checkpoints
         log.reserve_labels(checkpoints)
         log.append_labels(checkpoints, number)

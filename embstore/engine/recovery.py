@@ -67,7 +67,8 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
 def executing_again(engine: "Engine") -> Iterator[None]:
     """Allow the execution of commands that were acknowledged before.
 
-    Limits are ignored, and each command keeps the life (the id of a process) in its record.
+    Limits are ignored, and each command keeps the life in its record: the id of the process that
+    executed it first.
     """
     tables = engine.tables
     limits, tables.limits = tables.limits, _unlimited(tables.limits)
@@ -134,7 +135,7 @@ def _result(engine: "Engine", logged: Logged) -> Any:
 def _create_table(engine: "Engine", command: c.CreateTable, logged: Logged) -> TableDescription:
     """Create a table with the id that it had at its first creation."""
     storage = engine.storage
-    # larger than the logged id if tables that were created then still exist
+    # larger than the logged id if tables that were created later still exist
     before = storage.next_table_id
     storage.next_table_id = logged.next_table_id
     try:

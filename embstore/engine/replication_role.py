@@ -22,12 +22,12 @@ class ReplicationRole:
         self.leader = ""
         """The address of the leader that this store follows; empty if it follows no leader."""
         self.replaced_by = ""
-        """The promotion by which another store has replaced this store; empty if no store has."""
+        """The promotion by which another store has replaced this store; empty if there is none."""
         self.asks = ""
         """The address of a server that this leader has replaced, and that may have replaced this
         leader in turn. This leader now asks that server.
 
-        This leader takes no writes until the answer arrives. Empty if it does not ask.
+        This leader takes no writes until the answer arrives. Empty if this leader asks no server.
         """
         self.is_empty = False
         """Whether this store is a standby that has not yet received the first commit of its

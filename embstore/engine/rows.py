@@ -1,9 +1,9 @@
 """Handlers of commands that read and write rows.
 
-The form of a command has been checked before (`embstore.checks`). A handler turns the parts of the
-command into shares of tables, which `reads` and `writes` expect. It checks each part against its
-table: rows must have the table's width, and arrays in device memory must be in the memory of this
-device.
+The form of a command has been checked before (`embstore.checks`). A handler turns each part of the
+command into a `Share`: a table, its keys and, for an update, its gradients. `tables.reads` and
+`tables.writes` expect shares. The handler checks each part against its table: rows must have the
+table's width, and arrays in device memory must be in the memory of this device.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -231,7 +231,8 @@ def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
 
 
 def _deleting(engine: "Engine", table: TableState, member: str | None) -> str:
-    """Return the session whose member deletes rows of a table; empty if no member does."""
+    """Return the name of the session whose member deletes rows of a table; empty if `member` is
+    None."""
     return "" if member is None else engine.sessions.check_may_delete(member, table)
 
 
@@ -271,9 +272,9 @@ def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> Acknowledge
 def _writing_of(
     engine: "Engine", member: str | None, command: c.Command[Any], *, even_paused: bool = False
 ) -> Iterator[None]:
-    """Run a command that writes, from a member of a session if `member` is given. The session's
-    resume position then gets the command's number, so that the written rows do not count as written
-    by another client."""
+    """Run a command that writes. If `member` is given, the command comes from a member of a
+    session: the session's resume position then gets the command's number, so that the written rows
+    do not count as written by another client."""
     tables = engine.tables
     with tables.frame.turn():
         place = None if member is None else engine.sessions.place_of(member)

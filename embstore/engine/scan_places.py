@@ -32,8 +32,8 @@ class ScanPlaces:
     def __init__(self, bytes_max: int) -> None:
         self.owner_scans_max: Callable[[str], int | None] = lambda _: None
         self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """Maximum number of scans of one owner, and maximum bytes of its scans; None: only the
-        bounds for all owners hold."""
+        """Functions that return the maximum number of scans of one owner, and the maximum bytes of
+        its scans; None: only the bounds for all owners hold."""
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._taken: set[ScanPlace] = set()
@@ -52,7 +52,7 @@ class ScanPlaces:
     def take(self, scan: str, replaced: ScanPlace | None) -> ScanPlace:
         """Register a new scan, and return its registration.
 
-        `replaced` is the registration of a scan that will end, so this registration does not count.
+        `replaced` is the registration of a scan that will end, and does not count for the limits.
 
         Raises CapacityError if there are too many scans.
         """

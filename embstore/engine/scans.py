@@ -4,7 +4,7 @@ command.
 A scan is a snapshot of a commit (`embstore.storage.snapshot`). The commit is that of a kept
 checkpoint, or, if no label is given, a commit that is made for the scan, in pieces like the store's
 own commits (commits.py). Later commands, merges and drops do not change the scan, and the scan
-delays no call. Its pages are read in the caller's thread, without the engine.
+delays no call. A page of the scan is read in the caller's thread, without the engine.
 
 Rejected: a copy-on-write snapshot of the head, as a digest uses (row_snapshot.py). Each page would
 need the engine, and the copies would grow until the client has read all pages. The rows would
@@ -109,7 +109,7 @@ class Scans:
         with self._tables.reading():
             self._tables.find(command.table, command.table_id)
             for label in filter(None, (command.label, command.since)):
-                if storage.catalogue.checkpoint(label) is None:  # before any write
+                if storage.catalogue.checkpoint(label) is None:  # checked before any write
                     raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
         before = self._open.get(command.scan)
         replaced = None if before is None else before.place
@@ -177,8 +177,8 @@ class Scans:
     def _wanted(
         self, config: TableConfig, *, moved: bool
     ) -> Callable[[Keys], NDArray[np.bool_]] | None:
-        """Return the function that selects those keys of a table that a scan reads; None: it reads
-        all keys."""
+        """Return the function that selects those keys of a table that a scan reads; None: the scan
+        reads all keys."""
         owns = self.owns
         if moved:
             return lambda keys: ~owns(config, keys) if owns else np.zeros(len(keys), np.bool_)
@@ -273,7 +273,7 @@ class Scans:
             ended = [self._open.pop(name) for name in names if name in self._open]
             self.places.leave(scan.place for scan in ended)
         if ended:  # unmapping files takes long
-            with suppress(RuntimeError):  # the system starts no more threads
+            with suppress(RuntimeError):  # the system starts no more threads: unmap here
                 threading.Thread(target=ended.clear, name="scans", daemon=True).start()
 
 

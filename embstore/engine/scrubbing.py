@@ -58,7 +58,7 @@ class Scrubber:
     def start(self) -> None:
         """Start the thread, if a rate is given."""
         if self.bytes_per_s and not self._read_only:
-            # The thread does not keep a store alive.
+            # A weak reference, so that the thread does not keep the store alive.
             arguments = weakref.ref(self), self._stopping
             self._thread = threading.Thread(target=_run, args=arguments, name="scrubbing")
             self._thread.daemon = True

@@ -1,14 +1,16 @@
 """A store as a shard of a cluster: the shard's map, pauses of its writes, and rows that are moved.
 
-A store's place among the shards is durable before it is acknowledged (`embstore.storage.shard`).
-During a pause, the frame refuses every command that writes when the command's turn comes. Therefore
-no write is applied after the answer to the pause, not even a write that was queued before.
+A store's place among the shards (its shard number and map) is durable before it is acknowledged
+(`embstore.storage.shard`). During a pause, the frame refuses a command that writes at the moment
+when the command acquires the engine. Therefore no write is applied after the answer to the pause,
+not even a write that was queued before.
 
 **Commands by a map.** The sender of a command splits the command by the map that the sender has. A
-shard executes the command if the shard's own map splits it in the same way, which is checked in the
-same turn. Otherwise the shard refuses the command, and the sender fetches the newest map. The
-commands of a session are split by the map with which the session's ranks have joined; the session
-ends when that map is replaced.
+shard executes the command if the shard's own map splits it in the same way. The shard checks this
+after it has acquired the engine for the command. If the maps split the command differently, the
+shard refuses the command, and the sender fetches the newest map. The commands of a session are
+split by the map with which the session's ranks have joined; the session ends when that map is
+replaced.
 """
 
 from collections.abc import Callable
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
-    """Make a store the shard `place`, or, if it is None, no shard. Call this inside a call of the
-    store, or before the first call."""
+    """Make a store the shard `place`, or, if `place` is None, no shard. This must be called inside
+    a call of the store, or before the first call."""
     engine.shard = place
     engine.scans.owns = None if place is None else place.owns
     engine.tables.frame.pause("" if place is None else place.refusal)
@@ -72,7 +74,7 @@ def by_map(
     Raises MovedError if the shard's map splits the command in another way; in that case nothing has
     changed.
     """
-    if Trait.JOINS in command.traits:  # takes no turn: the version is checked again afterwards
+    if Trait.JOINS in command.traits:  # runs without the engine: check again afterwards
         check_version(engine, version)
         joined = begin()
         try:
@@ -117,7 +119,7 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
 
 def _end_sessions(engine: "Engine") -> None:
     for name in engine.sessions.names():
-        with suppress(SessionExpiredError):  # it may have ended meanwhile
+        with suppress(SessionExpiredError):  # the session may have ended meanwhile
             engine.sessions.end(name, by="another map of the cluster")
     engine.scans.end_all()
 
@@ -132,7 +134,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
             "are"
         )
     engine.sessions.release_ended()
-    before = list(tables.by_id.values())  # from an earlier try, or when the shard was in use before
+    before = list(tables.by_id.values())  # left by an earlier try or by an earlier use of the shard
     tables.check_unheld("give it the tables of a cluster", before)
     storage.begin_change()
     engine.hot_pins.release_tables(before, are_dropped=True)
@@ -166,7 +168,7 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
             raise WritesPausedError(frame.lease.why)
         if command.lease_ms:
             ends = monotonic() + command.lease_ms / 1000
-            be(engine, engine.shard)  # commands up to `until` pass, and no others
+            be(engine, engine.shard)  # resets `may_pass`: only commands up to `until` will pass
             frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)

@@ -1,10 +1,10 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of an open store as one document: `Store.stats()`. The engine makes it in the command's
-turn.
+"""The stats of an open store as one document: `Store.stats()`. The document is made as a call that
+has the engine.
 
 REST returns the same document, together with the server's own stats; metrics and `embstore stats`
-are made from it. One pass over the slots of each level of a pool counts the resident and dirty rows
-of all tables in the pool: a pass per table would stall training at every request.
+are made from this document. One pass over the slots of each level of a pool counts the resident and
+dirty rows of all tables in the pool: a pass per table would stall training at every request.
 """
 
 from dataclasses import dataclass
@@ -178,10 +178,10 @@ class PoolStats:
 
 @dataclass
 class SplitStats:
-    """One pool's part of the cache, as it was last decided from the estimated misses of the pool's
-    lookups.
+    """One pool's part of the cache, as it was last decided from the estimated misses of the lookups
+    in the pool.
 
-    Values are 0 if no part was decided since the last change of the pools or of the cache's size.
+    Values are 0 if there was no decision since the last change of the pools or of the cache's size.
     """
 
     dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)

@@ -74,7 +74,7 @@ class WriteBack:
         self.waited_s = 0.0
         self._tables = tables
         self._given = dirty_bytes
-        self._sunk = 0  # `_sunk_bytes` when the writer stopped the last time
+        self._sunk = 0  # the value of `_sunk_bytes` when the writer last stopped
         self._seen = 0  # dirty bytes after the last command
         self._left: list[tuple[Pool, int]] = []  # levels that this round has not finished
         self._at: Place | None = None  # place in the last of these levels; None: its first slot
@@ -176,10 +176,10 @@ class WriteBack:
         self._sunk = self._sunk_bytes
 
     def pay(self) -> None:
-        """Log about twice `owed_bytes`, or fewer bytes if dirty bytes are then below the ceiling.
+        """Log dirty rows before a command, as a separate call: about twice `owed_bytes`, or fewer
+        bytes if dirty bytes are then below the ceiling.
 
-        This is done before a command, as a separate call. Rows for which the log has no space stay
-        dirty.
+        Rows for which the log has no space stay dirty.
         """
         began, written = monotonic(), 0
         wanted, self.owed_bytes = 2 * self.owed_bytes, 0
@@ -217,8 +217,8 @@ class WriteBack:
         self._at = None
 
     def _begin_round(self) -> bool:
-        """Begin a round again at the first slots, with the slots of level two before those of level
-        one."""
+        """Begin a round, which is one pass over all slots: first those of level two, then those of
+        level one if they count for the ceiling. Return False if there are no pools."""
         pools = list(self._tables.pools.values())
         levels = [0] if self._tables.host_arena is None else [0, 1]
         counted = levels if self._given is not None else [1]

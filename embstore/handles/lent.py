@@ -1,9 +1,10 @@
 """The device of a store in this process, lent to a trainer that keeps rows of its own there.
 
 A trainer that computes on the store's device needs its own rows there too: the rows of a hot set,
-or the rows in flight. These rows lie outside the cache. The store's kernels read, sum and update
-them, so that the bits are the same. One thread uses a device at a time, so each method waits for
-its turn among the store's calls. `embstore.tables.lent` implements the interface.
+or the rows in flight (of its last steps, if it runs ahead of the store). These rows lie outside the
+cache. The store's kernels read, sum and update them, so that the bits are the same. One thread uses
+a device at a time, so each method waits for its turn among the store's calls.
+`embstore.tables.lent` implements the interface.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,7 @@ class LentRows(Protocol):
 
     def updated(self, slots: Slots, gradients: Any, scalars: Rows) -> tuple[Any, Any]:
         """Return updated copies of the weights and state of distinct slots. `write` stores the
-        copies in the slots; it can be called repeatedly until the next call of this method.
+        copies in the slots, and can be called repeatedly until the next call of `updated`.
 
         Parameters
         ----------
@@ -103,7 +104,8 @@ class LentDevice(Protocol):
 
     def summed(self, given: Mapping[str, SlotGradients], scale: float) -> dict[str, SlotSums]:
         """Return, for each table, the scaled sum of gradients per slot (contract.md, rules 2, 4,
-        8). The call waits for the device once, which no longer reads the gradients afterwards.
+        8). The call waits for the device once; when it returns, the device no longer reads the
+        gradients.
 
         Raises
         ------

@@ -15,7 +15,8 @@ from embstore.results import RowsRead
 
 
 def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
-    """Return an argument {table: value} that names some or none of a call's tables. None is {}."""
+    """Return an argument {table: value} that names some or none of a call's tables; None stands for
+    {}."""
     given = mapping({} if value is None else value, what)
     unknown = sorted(given.keys() - set(names), key=repr)
     if unknown:

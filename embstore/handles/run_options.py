@@ -1,4 +1,5 @@
-"""The options of a trainer's run over a session: name, default, meaning and check of each, once.
+"""The options of a trainer's run over a session: name, default, meaning and check of each, in one
+place.
 
 `Store.session` takes the options by name and shows this text in its help. The classes of runs, with
 or without hot and cold rows, take them as one value.

@@ -212,8 +212,8 @@ class Sessions(Reach):
         return {name: found[name] for name in names}
 
     def t(self, tables: Iterable[str]) -> dict[str, int]:
-        """Return t of each table, by name. For tables of a session it is t after the last finished
-        step."""
+        """Return t, the number of applied updates, of each table, by name. For tables of a session
+        it is t after the last finished step."""
         return {name: table.t for name, table in self.tables(tables).items()}
 
     def call_bytes_max(self) -> int:
@@ -300,7 +300,7 @@ class Sessions(Reach):
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Return the pooled rows of bags of announced keys, {table: (bags, dim)}, or the rows of
-        occurrences without bags, (n, dim). `on_device` has the meaning of `lookup_step`."""
+        occurrences without bags, (n, dim). `on_device` has the same meaning as in `lookup_step`."""
         named = tuple(
             c.StepBags(name, of.inverse, of.bags) for name, of in mapping(bags, "bags").items()
         )
@@ -389,11 +389,11 @@ class Sessions(Reach):
     # Rows that were trained elsewhere
 
     def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
-        """Set rows of the session's tables, as their only writer. A hot replica sends its rows back
-        by this method.
+        """Set rows of the session's tables, as their only writer. A hot replica (a trainer's copy
+        of hot rows) sends its rows back by this method.
 
-        It is one command for all tables; `Table.put_rows` sets rows of one table. All announced
-        steps must be finished first, because their rows may have been sent early.
+        One command sets the rows of all tables; `Table.put_rows` sets rows of one table. All
+        announced steps must be finished first, because their rows may have been sent early.
 
         Parameters
         ----------

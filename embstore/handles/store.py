@@ -145,13 +145,14 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
 
     @property
     def device_facts(self) -> dict[str, Any]:
-        """The device's model, memory and versions, as of opening, `warm_up` or `stats`, whichever
-        was last.
+        """The device's model, memory and versions. They were read when the store was opened, or by
+        the last `warm_up` or `stats`.
 
         The keys are "model", "memory_bytes" and "memory_free_bytes"; for the CPU also "threads";
         for a GPU also "driver_version", "runtime_version", "multiprocessors", "compile_seconds" (of
-        `warm_up`) and "scratch_bytes" (memory for calls, outside the cache). This property does not
-        query the device, because only calls on the engine can; so it waits for no call.
+        `warm_up`) and "scratch_bytes" (memory for calls, outside the cache). Only calls on the
+        engine can query the device. This property does not query it, and therefore waits for no
+        call.
         """
         return self.server_info().device_info
 

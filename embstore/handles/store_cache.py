@@ -1,7 +1,7 @@
 """The commands of a store's cache: its size, its policy, profiles and hot sets.
 
-They decide which rows are resident, and change no bit of a table. Profiles and hot sets are derived
-from counts of lookups, and are stored in the store's directory.
+These commands decide which rows are resident, and change no bit of a table. Profiles and hot sets
+are derived from counts of lookups, and are stored in the store's directory.
 """
 
 from collections.abc import Mapping
@@ -48,9 +48,9 @@ class StoreCache:
         """Choose the policy by which rows leave the cache, until the store is opened again.
 
         Rows keep their slots, and their counts start again, because the counts of the old policy
-        have no meaning under the new policy. Imported profiles count as if the store had been
-        opened with the policy. Other calls, also of sessions, are executed meanwhile. This also
-        works on a read-only store.
+        have no meaning under the new policy. Imported profiles have the same effect as if the store
+        had been opened with the new policy. Other calls, also of sessions, are executed meanwhile.
+        This also works on a read-only store.
 
         Parameters
         ----------

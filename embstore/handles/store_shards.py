@@ -25,7 +25,7 @@ class StoreShards:
     def set_shard_map(self, shard_map: ShardMap, barrier: Barrier | None = None) -> None:
         """Give a shard the next map of its cluster; the map is durable when this returns.
 
-        `barrier` is the position at which a shard without partitions starts.
+        `barrier` is the position between two commands at which a shard without partitions starts.
 
         Raises
         ------

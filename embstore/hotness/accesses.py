@@ -1,10 +1,11 @@
 """Counting of accesses: the rows that lookups read, and the order of these lookups.
 
-A store counts a share `rate` of its lookups, which a hash of the lookup's number chooses; 1 means
-all lookups, and 0 none. Each table has a counter (counter.py), which is exact up to `KEYS_MAX` keys
-and a sketch above. One recorder for all tables records the order of calls for a sample of keys
-(recorder.py). An access is one occurrence of a key in a lookup, unless the caller gives the key a
-larger count; a step of a session contains each key once. Lookups with admit=False are not counted.
+A store counts the accesses of a share `rate` of its lookups; 1 means all lookups, and 0 none. A
+hash of a lookup's number decides whether the lookup is counted. Each table has a counter
+(counter.py), which is exact up to `KEYS_MAX` keys and a sketch above. One recorder for all tables
+records the order of calls for a sample of keys (recorder.py). An access is one occurrence of a key
+in a lookup, unless the caller gives the key a larger count; a step of a session contains each key
+once. Lookups with admit=False are not counted.
 
 Counters belong to table ids, and recordings to table names. The counter and the recording of a
 table are deleted when it is dropped or when a restore removes it; a later table of the same name
@@ -55,7 +56,7 @@ class Accesses:
         self.recorder = Recorder()
 
     def begin_call(self) -> bool:
-        """Return whether the next lookup is one that is counted."""
+        """Give the next lookup its number, and return whether the lookup is to be counted."""
         if not self.rate:
             return False
         self.calls += 1
@@ -134,8 +135,8 @@ def no_counts(name: str, rows: int) -> TableProfile:
 
 
 def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
-    """Return a profile whose counts are of the share `counted` of all lookups, scaled to the share
-    `rate`."""
+    """Return a profile with scaled counts. The given counts cover the share `counted` of all
+    lookups; they are scaled to the share `rate`."""
     if counted == rate:
         return table
     factor = rate / counted

@@ -8,8 +8,8 @@ rows. Pins decide which rows are in the cache, but never the content of a row: t
 set changes no bit of any row, whatever calls run meanwhile.
 
 Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions can pin the
-other slots that may be pinned. If pins of a session leave no slot for a hot row, these pins are
-removed, and the session's steps are planned again.
+other slots, except those that are never pinned. If pins of a session leave no slot for a hot row,
+these pins are removed, and the session's steps are planned again.
 
 A requested set is pinned as a whole, or else the previous set is pinned again. Commands that remove
 slots or tables (a smaller cache, a restore, a drop) remove the pins in these slots or tables.

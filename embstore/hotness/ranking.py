@@ -166,8 +166,8 @@ class Ranking:
         """Rank the rows in all slots of some pools; `rank(pool, low, high)` ranks the rows in slots
         [low, high).
 
-        Rows that change slots meanwhile keep their levels. They may lose their counts for LFU,
-        which then begin again.
+        Rows that change slots meanwhile keep their levels. Their counts for LFU may be lost, and
+        then begin again.
         """
         for pool in pools:
             low = 0

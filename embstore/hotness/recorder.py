@@ -2,10 +2,11 @@
 
 A recorder keeps an **event** for each sampled key of each call, with the number of the key's
 accesses in the call. The hash of a key alone decides whether the key is sampled (`profile.py`).
-Therefore all events of a sampled key are recorded, and the distances between these events are true.
-When there are more than `events_max` events, the rate is halved, and all events of keys that are no
-longer sampled are removed, beginning with the first call (SHARDS with a fixed size: Waldspurger et
-al., FAST 2015). The remaining events are the same as if the recorder had begun with that rate.
+Therefore all events of a sampled key are recorded, and the distances between these events are
+exact. When there are more than `events_max` events, the rate is halved, and all events of keys that
+are no longer sampled are removed, beginning with the first call (SHARDS with a fixed size:
+Waldspurger et al., FAST 2015). The remaining events are the same as if the recorder had begun with
+that rate.
 
 The numbers of unique keys and of accesses are totals over all keys, sampled or not: a sample may
 have a hot key too many or too few, and SHARDS_adj corrects this by means of the expected number.

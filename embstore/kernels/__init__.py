@@ -7,7 +7,7 @@ the contract fixes. A kernel that needs a list of arrays (the segments of a batc
 addresses of the arrays.
 
 Code that several CUDA sources need is in headers, one idea per header, with its theory at the top.
-A file includes the headers whose names it uses; no header includes itself, directly or through
+A file includes the headers whose names it uses, and no header includes itself, directly or through
 others:
 
     types         integers, threads, the type of an element
@@ -15,8 +15,8 @@ others:
     slabs         addresses of slots   index     the slot of a key
     segments      a batch              findings  results for the host
     floats        NaN, large sums      pieces    rows, moved by groups of lanes
-    block_sums    over a block         tiles     over all items, in one pass
-    search        for victims
+    block_sums    sums over a block    tiles     counts over all items, in one pass
+    search        the search for victims
     updates       rows that are updated, in two ways: by_element, by_row
 
 Importing a module here compiles nothing (`embstore.arithmetic.jit`).

@@ -2,8 +2,8 @@
 scalars of the key's table (`table_of`); dirty[slots[i]] = 1.
 
 Preconditions: keys, and therefore slots, are unique. A NaN that arises is written as 0x7fc00000.
-Every row is updated by one thread, in a fixed order over dim (rule 3 for a row formula). The kernel
-can be split over i. The update of one row is in `embstore.arithmetic.compiled_update`.
+One thread updates a row, in a fixed order over dim (rule 3 for formulas over a whole row). The
+kernel can be split over i. The update of one row is in `embstore.arithmetic.compiled_update`.
 """
 
 import numpy as np

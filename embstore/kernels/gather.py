@@ -5,13 +5,13 @@
     copy_slots    targets[places[i], d]     = rows[slots[i], d]              d < stride
     look_up       outs[s][p - bounds[s], d] = rows[slot of the key at p, d]  d < dim, p of segment s
 
-Where the slot is -1, the output is unchanged; copy_slots gets no -1. Bits are copied, also those of
-NaNs. All kernels but look_up can be split over p, or over i.
+Where the slot is -1, the output is unchanged; copy_slots gets no -1. Bits are copied, even the bits
+of NaNs. All kernels except look_up can be split over p or i.
 
 look_up does the work of unique, probe, touch and gather for a small call in one kernel, without
 making keys unique. When a key occurs again, its cache lines are in the processor's cache, and its
 slot already has the call's clock, so the slot is touched only once. If a key is outside its table
-or has no slot, or if its row is pending, nothing is done. In CUDA three kernels correspond to
+or has no slot, or if its row is pending, look_up does nothing. In CUDA three kernels correspond to
 look_up: locate (probe.cu), touch_once (scores.cu) and gather.
 """
 
@@ -130,7 +130,7 @@ def look_up(
     row_counts: jit.Int64sIn,  # (segments,)
     out_addresses: jit.Int64sIn,  # (segments,), each (positions of the segment, dim) float32
     dim: jit.Int,
-    clock: jit.Int,  # in no score yet; 0: scores do not change
+    clock: jit.Int,  # no score has it yet; 0: scores do not change
     counting: jit.Int,
     slots: jit.Int64s,  # (n,) scratch
 ) -> int:

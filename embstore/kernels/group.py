@@ -2,9 +2,9 @@
 
 group, over ids: positions[starts[id]:starts[id + 1]] = the p with inverse[p] = id, ascending.
 
-Preconditions: ids in [0, u), fewer than 2**31 positions. The result is a function of the ids alone.
-The kernel cannot be split: a thread would need to know how often each id occurs in all parts before
-its own part.
+Preconditions: ids in [0, u), fewer than 2**31 positions. The result depends only on the ids. The
+kernel cannot be split: a thread would need to know how often each id occurs in all parts before its
+own part.
 """
 
 from embstore.arithmetic.compiled import group_positions

@@ -1,12 +1,12 @@
-"""Records of rows that were never written: contract.md rule 10, for the table t of a row key
-(`table_of`), and row keys[i] & key_mask:
+"""Records of rows that were never written (contract.md, rule 10). With t = the table of keys[i]
+(`table_of`) and row = keys[i] & key_mask:
 
     rows[slots[i], d] = initializer of t at (seed of t, row, d)     d < dim
                         initial_state[t]                            dim <= d < dim + state_dim
                         0                                           the padding
 
-The kernel is a pure function of its arguments, independently of the split (over i) and of the
-order. Slots are unique.
+The result depends only on the arguments, not on the split (over i) or on the order. Slots are
+unique.
 """
 
 import numpy as np

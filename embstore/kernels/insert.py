@@ -5,18 +5,18 @@
 
 A new key is put into its first bucket if this bucket has two free places, else into the emptier of
 its two buckets. If both buckets are full, one of the 16 keys in these buckets moves to its other
-bucket, if its other bucket has room. If no key can move, the new key is put into the stash. This
-was simulated with an index that was two thirds full, the highest load of an index from
+bucket, if its other bucket has room. If no key can move, the new key is put into the stash. These
+rules were simulated with an index that was two thirds full, the highest load of an index from
 `allocate_index`. Every key was replaced four times: one insertion in four hundred moved a key, and
-no insertion needed the stash. The stash is therefore only for keys that are chosen to collide;
-insert fails only when the stash is full. Four keys in five are in their first bucket, so that
+no insertion needed the stash. The stash is therefore needed only for keys that were chosen to
+collide. `insert` fails only if the stash is full. Four keys in five are in their first bucket, and
 `probe` reads only one bucket for them. Rejected: always using the emptier bucket. Then only three
-keys in five are in their first bucket; a probe took 1.2 times as long in cache, 1.7 times from
-memory.
+keys in five are in their first bucket; a probe took 1.2 times as long if the index was in the
+processor's cache, and 1.7 times as long if it was in memory.
 
 Preconditions: keys are unique and absent (insert), or unique and present (erase); slots < 2**32.
-One thread runs the kernels. The place of a key depends on the order of insertions, but no result
-that a caller sees depends on this place.
+The kernels cannot be split over threads. The place of a key depends on the order of insertions, but
+no result that a caller sees depends on this place.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ from embstore.kernels.probe import (
 )
 
 FIRST_FREE_MIN = 2
-"""The number of free places in a key's first bucket from which on the second bucket is not read."""
+"""If a key's first bucket has this many free places or more, the second bucket is not read."""
 
 
 @building_block
@@ -70,8 +70,8 @@ def _move_one_out(bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, buck
 def _free_place(
     bucket_keys: jit.Int64Rows, bucket_slots: jit.Uint32Rows, first: int, second: int
 ) -> int:
-    """Return a free place in one of the buckets, if need be by moving a key; -1 if there is
-    none."""
+    """Return a free place in one of the two buckets; if both are full, move a key to free a place.
+    Return -1 if no key can move."""
     start = bucket_keys.ctypes.data
     free, bucket = _free_count(start, first), first
     if free < FIRST_FREE_MIN and _free_count(start, second) > free:

@@ -3,13 +3,14 @@
 The index is an IndexArrays of `embstore.device.values`; here a bucket is 8 keys, one cache line.
 The numbers of a key's two buckets follow from the upper and the lower half of its mixed 64 bits:
 each half is multiplied by the number of buckets and divided by 2**32. So the number of buckets need
-not be a power of two, and the two choices are independent. Every key is in one of two cache lines,
-except keys in the stash, which is nearly always empty.
+not be a power of two, and the choices of the two buckets are independent. Every key is in one of
+two cache lines, unless it is in the stash, which is nearly always empty.
 
 Keys may repeat. The result does not depend on the place of a key in its buckets. A block of keys is
-processed in three rounds: prefetch the line of the first bucket; prefetch the line of the slot, or
-of the second bucket; read the result. So the latency of memory is paid three times per block, and
-not per key. Blocks of 256 keys were twice as fast as blocks of 32.
+processed in three rounds. The first prefetches the cache line of each key's first bucket; the
+second prefetches the line of the slot, or of the second bucket; the third reads the slots. So the
+latency of memory is paid three times per block, and not per key. Blocks of 256 keys were twice as
+fast as blocks of 32.
 """
 
 from typing import Any
@@ -46,16 +47,17 @@ def buckets_of(key: np.int64, bucket_count: int) -> tuple[int, int]:
 
 @building_block
 def place_in(start: int, bucket: int, key: np.int64) -> int:
-    """Return bucket * 8 + the key's place in the bucket, or -1. The index's keys begin at address
-    `start`."""
+    """Return bucket * 8 + the key's place in the bucket, or -1 if the key is not in it. The index's
+    keys begin at address `start`."""
     equal: int = equal_among_8(start + bucket * 64, key)
     return bucket * BUCKET_WIDTH + lowest_bit(equal) if equal else -1
 
 
 @building_block
 def place_of(start: int, first: int, second: int, key: np.int64) -> int:
-    """Return the key's place in one of the two buckets, or -1. No branch depends on which bucket
-    contains the key, since such a branch would be mispredicted every other time."""
+    """Return bucket * 8 + the key's place in the one of its two buckets that contains it, or -1. No
+    branch depends on which bucket this is, since such a branch would be mispredicted every other
+    time."""
     one: int = equal_among_8(start + first * 64, key)
     other = equal_among_8(start + second * 64, key)
     bucket = first if one else second

@@ -1,7 +1,7 @@
 """Writing records to slots: rows[slots[i], d] = canonical(source[i, d]), d < stride; -1 is skipped.
 
-Bits are copied, but every NaN becomes 0x7fc00000. Only this kernel and `apply` write values from
-outside to rows, so a row never contains a NaN with other bits (contract.md, rule 1). Slots are
+Bits are copied, except that every NaN becomes 0x7fc00000. Only this kernel and `apply` write values
+from outside to rows, so a row never contains a NaN with other bits (contract.md, rule 1). Slots are
 unique, except for -1. The kernel can be split over i.
 """
 

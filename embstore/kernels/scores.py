@@ -9,15 +9,16 @@
     add_pins         slots[i] get pins + step; returns how many have no pin before or after
     count_pending    returns how many slots[i] are PENDING
     arrive           slots[i] are no longer PENDING
-    foresee          slots[i] become foreseen, with ranks[i]; where the rank is negative, they are
-                     no longer foreseen, and get the clock if they were. The count stays
+    foresee          slots[i] become foreseen, with ranks[i]. With the rank NO_USE, a foreseen slot
+                     is no longer foreseen, and gets the clock; with UNCHANGED it does not change.
+                     The count stays
 
 `slots` are unique, except for -1, which is skipped; arrive gets no -1. Pins are not checked for
 overflow or underflow: the caller bounds the number of pins.
 
-A touched slot is no longer foreseen, because a row that the running call needs is recognized only
-by the present clock in the low 40 bits of its score. With a rank in these bits, the call could
-evict a row that it needs.
+A touched slot is no longer foreseen, because the selection of victims recognizes a row that the
+running call needs only by the present clock in the low 40 bits of its score. With a rank in these
+bits, the call could evict a row that it needs.
 """
 
 import numpy as np
@@ -85,7 +86,7 @@ def touch(
     clock: Int,
     counting: Int,
 ) -> None:
-    """Set the scores of the slots of a call."""
+    """Set the scores of the slots that a call touches."""
     start = scores.ctypes.data
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:

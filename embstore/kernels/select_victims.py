@@ -1,13 +1,13 @@
 """The slots of lowest score.
 
-select_victims: the `wanted` lowest (score, slot), in ascending order of slot, among candidates. A
-candidate is a resident slot (slot_keys[slot] is not EMPTY_KEY) with a score in [0, PIN_ONE), which
-is neither pending nor pinned. Slots that have the present clock and are not foreseen are no
-candidates.
+select_victims: the slots of the `wanted` lowest pairs (score, slot) among candidates, in ascending
+order of slot. A candidate is a resident slot (slot_keys[slot] is not EMPTY_KEY) with a score in [0,
+PIN_ONE), which is neither pending nor pinned. A slot that has the present clock, and is not
+foreseen, is no candidate.
 
-Selection needs no sort (embstore.device.threshold). Scores are counted in bins until the score of
-the last victim is known; then one pass collects the victims. Counting passes can be split over
-slots. The result is a function of the arguments alone.
+Selection needs no sort (see embstore.device.threshold). Scores are counted in bins until the score
+of the last victim is known; then one pass collects the victims. Counting passes can be split over
+slots. The result depends only on the arguments.
 """
 
 import numpy as np
@@ -19,8 +19,9 @@ from embstore.score import CLOCK_MASK, FORESEEN
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
 HIGHEST, VICTIMS, STATE, DONE = 2, 6, 7, 2
-"""HIGHEST, VICTIMS and STATE are positions in the state of a search on a GPU: of the highest score,
-the number of victims, and the progress. DONE is the last value of the progress."""
+"""HIGHEST, VICTIMS and STATE are positions in the state of a search on a GPU, where the highest
+score, the number of victims, and the progress are stored. DONE is the last value of the
+progress."""
 
 
 @building_block
@@ -77,7 +78,7 @@ def collect_victims(
     slot_keys: Int64sIn,  # (slot count,)
     clock: Int,
     threshold: Int,
-    wanted: Int,  # victims in all
+    wanted: Int,  # the number of all victims
     ties: Int,  # victims with score == threshold; they are the lowest such slots
     victims: Int64s,  # (>= wanted,)
 ) -> int:

@@ -3,7 +3,7 @@
     place_keys    slots[i] get key = keys[i], score = score, dirty = 0
     clear_slots   slots[i] get key = EMPTY_KEY, dirty = 0
 
-Slots are unique. A free slot keeps its score, which is never read: a slot without a key is no
+Slots are unique. A free slot keeps its old score, which is never used: a slot without a key is no
 candidate of `select_victims`, and gets a new score with its next row. Each function is one pass of
 NumPy's indexing, which takes nanoseconds per slot: little, compared with the copy of the row.
 `scores.py` changes the scores of slots that keep their rows.

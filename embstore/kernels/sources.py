@@ -1,11 +1,12 @@
 """The CUDA sources of the kernels as text, and the options of every compiler for them.
 
-A verb's source is `<verb>.cu` with all headers that it includes, directly or indirectly, each
-inserted once as text. The keys of CuPy's disk cache are source texts; if headers were separate, the
-cache would return an old kernel after a change of a header. A #line names the file of the lines
-after it, so that a compiler's message names the right file and line. The device, the tests and the
-emulation, which compiles kernels for the host, use this text. No option fuses a multiplication with
-an addition, flushes denormals, or divides approximately, because the contract fixes every bit.
+A verb's source is `<verb>.cu`, in which the text of each header that it includes, directly or
+indirectly, is inserted once. The keys of CuPy's disk cache are source texts. If headers were
+separate files, the cache would return an old kernel after a header has changed. A #line directive
+names the file of the lines after it, so that a compiler's message names the right file and line.
+The device, the tests and the emulation, which compiles kernels for the host, use this text. No
+option fuses a multiplication with an addition, flushes denormals, or divides approximately, because
+the contract fixes every bit.
 """
 
 import re

@@ -9,12 +9,11 @@ Occurrence p of segment s, with i = p - bounds[s] and `Gradients` of that segmen
 
 in the order of positions[starts[id]:starts[id + 1]]. Sums are multiplied by the scale even if the
 scale is 1. The result is -1, or the lowest id whose scaled sum has an element of `sums.LARGE` or
-more; in that case `sums.unaccepted` checks all sums (rule 9). One test after the scaling is enough,
-because a sum that is not finite stays non-finite when multiplied by a finite factor (inf * 0 is
-NaN).
+more; in that case `sums.unaccepted` checks all sums (rule 9). One test after the scaling is enough:
+an infinite or NaN sum that is multiplied by a finite factor stays infinite or NaN (inf * 0 is NaN).
 
-The kernel can be split over ids. One thread computes the sum of an id, so a key with half of the
-batch's occurrences occupies one thread.
+The kernel can be split over ids. One thread computes the whole sum of an id, even if half of the
+batch's occurrences are of this id.
 """
 
 from typing import Any

@@ -9,9 +9,10 @@ unique, over segments s and positions p in [bounds[s], bounds[s + 1]):
 
 Preconditions: every table id occurs at most once (so that the ids of a segment are consecutive);
 fewer than 2**31 positions. A key outside [0, row_counts[s]), compared as unsigned numbers, ends the
-call: the position of the key is returned, and the results are unusable, but the hash table can be
-used again. The result is a function of the arguments alone. The kernel cannot be split: a thread
-would need the ids that were assigned before its part. 50,000 keys take a third of a millisecond.
+call: the position of the key is returned. The other results are then unusable, but the hash table
+can be used again. The result depends only on the arguments. The kernel cannot be split: a thread
+would need to know the ids that were assigned to all keys before its part. 50,000 keys take a third
+of a millisecond.
 """
 
 import numpy as np
@@ -43,7 +44,7 @@ def unique(
     row_counts: jit.Int64sIn,  # (segments,)
     table: jit.Int64Rows,  # (place_count or more, 2), see embstore.arithmetic.compiled
     place_count: jit.Int,  # a power of two, at least twice the positions
-    base: jit.Int,  # more than all values that earlier calls left in the table
+    base: jit.Int,  # greater than all values of earlier calls in the table
     unique_keys: jit.Int64s,  # (n,)
     inverse: jit.Int32s,  # (n,)
     id_bounds: jit.Int64s,  # (segments + 1,)

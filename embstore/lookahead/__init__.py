@@ -10,7 +10,7 @@ step t + 1 reads the rows that step t wrote.
     step      one step: the announcement and gradients of each rank
     planner   a thread that prefetches the rows of announced steps into the cache
     pinning   pins these rows, as far as there is room
-    noting    learns which rows announced steps will use; foresight: which rows leave first
+    noting    records which rows announced steps will use; foresight ranks rows by next use
     threads   the planner's thread, and the threads that read rows
     handles   handles that wait for a step's rows or for its end
     records   whole rows for a trainer that runs ahead, and the check of the trainer's rows

@@ -1,7 +1,7 @@
 """Announcements of steps. A call announces all of its steps, in order, or no step.
 
-A step that the rank has already announced with the same keys is skipped, so that a rank can repeat
-an announcement. The planner's threads begin to plan announced steps at once.
+A rank can repeat an announcement: a step that it has already announced with the same keys is
+ignored. The planner's threads begin to plan announced steps at once.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,9 +11,10 @@ from time import monotonic
 
 STEP_MAX_S, _STEP_MIN_S = 1.0, 0.05
 _STEPS = 4
-"""The number of the clock's steps in a lease. A stop of the process costs one step, a quarter of
-the lease. A trainer renews its lease after a third of the lease, so at least two thirds are left
-when a stop begins."""
+"""The number of the clock's steps in the shortest lease. Between two readings the clock advances by
+at most one step. Therefore a stop of the process costs at most a quarter of the lease. A trainer
+renews its lease after a third of the lease, so at least two thirds of it are left when a stop
+begins."""
 
 
 class Clock:

@@ -1,13 +1,14 @@
-"""The end of a step: each rank sends a share, and the last share finishes the step.
+"""The end of a step: each rank sends a share of it, and the last share finishes the step.
 
-All ranks must send the same command with the same options. If two ranks contradict each other, all
-ranks get an error, and the step is open again, as after an update that is refused. A rank can
-repeat its share, and can replace the share until the step is being applied. The outcome of a
-finished step is remembered for a while (`Session.outcomes`).
+A rank's share is a command (an update with gradients, a release or a skip) with options, which must
+be the same for all ranks. If the commands or options of two ranks differ, all ranks get an error,
+and the step is open again, as after an update that is refused. A rank can repeat its share, and can
+replace the share until the step is being applied. The outcome of a finished step is remembered for
+a while (`Session.outcomes`).
 
-An update is one command, whose sum over ranks does not depend on the order in which the ranks'
-shares arrive (docs/contract.md, rule 6). A release or a skip is a command too, because it advances
-the session's resume position.
+An update is one command. Its sum over ranks does not depend on the order in which the ranks' shares
+arrive (docs/contract.md, rule 6). A release or a skip is a command too, because it advances the
+session's resume position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -223,8 +224,8 @@ def _checked_gradients(
 ) -> Mapping[str, c.StepGradients | KeptSums]:
     """Return the checked gradients of some tables, in announced order.
 
-    With several ranks, the gradients are kept until the other ranks' gradients arrive. The store
-    then owns them, as copies, or as sums on a device.
+    With several ranks, the result is kept until the other ranks' gradients arrive. Therefore it
+    contains copies of the caller's arrays, or sums that the device has computed from them.
     """
     given = {part.table: part for part in command.tables}
     unknown = sorted(command.options.learning_rates.keys() - session.tables.keys())

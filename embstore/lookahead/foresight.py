@@ -5,9 +5,9 @@ because only keys are needed to know it. Therefore every row in the cache that a
 will use gets a score that depends on the first such step. All other rows leave before these rows,
 in the order of the pool's policy. This is Belady's rule within the announced steps.
 
-Rows are read ahead of the turn of their step, and a choice that is made ahead of the turn is based
-on less knowledge than a choice at the turn. Two limits keep early choices from costing additional
-reads:
+A step has its turn when all earlier steps are finished. Its rows are read before its turn, and a
+choice of victims at that time is based on less knowledge than a choice at the turn. Two limits keep
+early choices from costing additional reads:
 
 - Steps are planned late, but early enough that their rows arrive in time (`Session.near_step`).
 - A step that is planned ahead of its turn gets only the slots that it would get at its turn. At its
@@ -15,21 +15,22 @@ reads:
   rows is a better victim than the rows that can leave now, the step waits: otherwise it would evict
   rows that are needed sooner.
 
-The second limit holds for announced uses. For rows without an announced use, the policy only
-guesses which rows are needed first, so the rows that can leave now do leave. (Under `rank` most
-rows of a step are of the lowest level; if steps waited for these rows, no row would be read ahead.)
-In the mode "window" a step that is planned ahead can get the slot of every row whose next use is
-after the step. This hides more time if reads are slow, but reads more rows.
+The second limit holds for announced uses. A step does not wait for better victims among rows
+without an announced use, because the policy only guesses which of these rows are needed first.
+(Under `rank` most rows of a step are of the lowest level; if steps waited for these rows, no row
+would be read ahead.) In the mode "window" a step that is planned ahead can get the slot of every
+row whose next use is after the step. This hides more time if reads are slow, but reads more rows.
 
-A simulation measured the number of reads, with slots for 1.9 to 7.4 steps and 16 announced steps,
-as a multiple of the reads of Belady's choice at each step's turn: 1.00 to 1.03 with up to four
+The number of reads was simulated, with slots for 1.9 to 7.4 steps and 16 announced steps. As a
+multiple of the reads of Belady's choice at each step's turn, it was 1.00 to 1.03 with up to four
 steps ahead, 1.00 to 1.06 under `rank`; 1.18 without the second limit if two steps hardly fit; 1.7
 without the first limit in a loop.
 
-A pool does not rank rows as long as no row is about to leave: no row has ever left it, and it has
-room for all announced rows, or all rows of the step are in it. Time is counted in finished steps of
-all sessions, so that the ranks of different sessions are comparable. A call that touches a foreseen
-row makes it an ordinary row that was just used, until the step that uses the row ends.
+The rows of a step are not ranked if no row is about to leave the pool: no row has ever left it, and
+either all rows of the step are in it, or it has room for all announced rows. The **rank** of a row
+is the time of its next use, counted in finished steps of all sessions, so that the ranks of rows of
+different sessions are comparable. A call that touches a ranked row gives it the score of a row that
+was just used, until the step that uses the row ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -49,11 +50,11 @@ Steps = NDArray[np.int64]
 
 
 class Foresight:
-    """The ranks of all sessions' rows, by next use. Engine thread only."""
+    """Ranks the rows of all sessions by their next use. Engine thread only."""
 
     def __init__(self, prefetch: Callable[[Pool], Prefetch]) -> None:
-        """Begin with no ranks. `prefetch` returns the `Prefetch` of a pool, by which its rows are
-        found."""
+        """Begin with no ranks. `prefetch` returns the `Prefetch` of a pool, which finds the pool's
+        rows."""
         self._prefetch = prefetch
         self._time = 0  # finished steps of all sessions
         self._asked: tuple[Any, ...] = ()
@@ -78,12 +79,13 @@ class Foresight:
             part.pool.scores.foresee(found.slots, ranks)
 
     def finish(self, session: Session, step: Step) -> None:
-        """Rank the rows of a finished step by their next use. The step's pins still exist."""
+        """Rank the rows of a finished step by their next use. Call this before the step's pins are
+        released."""
         self._time += 1
         with session.uses_lock:
             is_noted = step.is_noted
         if not is_noted:
-            return  # no rank looked the step up; it was finished at once
+            return  # finished before it was noted: no trainer looked it up
         for part, next_uses in self._next_uses(session, step):
             if not (part.is_ranked or part.pool.counters.has_evicted):
                 continue
@@ -115,7 +117,7 @@ class Foresight:
         evicted for these rows now."""
         named = session.name, session.opened, id(pool)
         asked = *named, step.number, session.last_step, session.noted_step, self._time
-        if asked != self._asked:  # parts of several ranks ask the same question
+        if asked != self._asked:  # the same for the parts of all trainers
             self._asked, self._answer = asked, self._found_use(session, step, pool)
         return self._answer
 

@@ -77,8 +77,8 @@ class StepHandle:
 
 
 class StepLookup(StepHandle):
-    """The rows of one rank's share of a step, or of occurrences or bags in this share. Reading
-    takes the engine."""
+    """A lookup of one rank's rows of a step: one row for each announced key, or the rows of
+    occurrences or bags of these keys. Reading takes the engine."""
 
     def __init__(
         self,
@@ -188,8 +188,8 @@ class StepLookup(StepHandle):
         self._has_stalled = not is_ready
 
     def early(self) -> dict[str, Positions]:
-        """Return the positions of each table whose rows are final. Later calls return the same
-        positions."""
+        """Return, for each table, the positions of the rows that are final: no earlier unfinished
+        step uses them. Later calls return the same positions."""
         if self._early is None:
             with self._planner.lock:
                 self._early = self._share.final_positions(self._session.last_step)

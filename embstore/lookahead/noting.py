@@ -28,7 +28,7 @@ class Noting:
         self._tables = tables
         self._foresight = foresight
         self._work = work
-        self._stale: list[Step] = []  # steps of ended sessions, whose rows are still foreseen
+        self._stale: list[Step] = []  # steps of ended sessions, whose rows are still ranked
 
     def next(self, sessions: Iterable[Session]) -> Session | None:
         """Return the session whose next step to note is nearest to its turn. Under the lock."""

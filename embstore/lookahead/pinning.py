@@ -4,11 +4,11 @@
 are pinned there.
 
 **No room.** A step without room waits until another step is finished; in this time its session
-reports *held back*. A step also waits if its rows would evict rows that are needed sooner than
-other rows that become free later. A step whose **turn** has come does not wait. It takes the pins
-of the steps whose turns are farthest, in all sessions; these steps are planned again later. If a
-step at its turn still does not fit, it is done *in parts*, as any call that is larger than the
-cache.
+reports *held back*. A step also waits if it would now evict rows that are needed sooner than the
+rows that it can evict later. A step whose **turn** has come, because all earlier steps are
+finished, does not wait. It takes the pins of those steps of all sessions whose turns are farthest
+ahead; these steps are planned again later. If a step at its turn still does not fit, it is done *in
+parts*, as any call that is larger than the cache.
 
 **Several owners.** Ahead of their turns, the steps of one owner's sessions (`tables.owners`) can
 pin only the owner's part of a pool's slots; all owners have equal parts. A step whose turn has come
@@ -151,7 +151,7 @@ class Pinning:
             return []  # an earlier step has lost its pins, and is planned first
         self._tables.storage.begin_change()
         planned = []
-        self._tables.arena.is_fixed = True  # no slab changes hands while steps are pinned
+        self._tables.arena.is_fixed = True  # no slab moves to another pool while steps are pinned
         try:
             for step in steps:
                 if session.error is not None:
@@ -216,8 +216,8 @@ class Pinning:
         return None
 
     def _do_in_parts(self, session: Session, step: Step) -> None:
-        """Mark a step to be done in parts, and count it. Its trainer can finish the step at
-        once."""
+        """Mark a step to be done in parts, and count it, unless its trainer has finished the step
+        meanwhile."""
         with self._lock:
             was_in_parts = step.is_in_parts
             step.move(Event.DO_IN_PARTS)

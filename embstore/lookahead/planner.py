@@ -4,8 +4,8 @@ A step is **noted** as soon as every rank has announced it: from this time on th
 are known (noting.py). The steps of a session are planned in order, when they are near enough and
 there is room for their pins (`embstore.cache.prefetch` defines planning; pinning.py decides which
 steps' rows are pinned). The planner's thread notes and plans steps and inserts rows, in short
-slices with the engine. Collectors read rows in between, without the engine. So several steps are
-prefetched at the same time:
+slices with the engine. Other threads, the collectors, read rows in between, without the engine. So
+several steps are prefetched at the same time:
 
     engine       plan 5 | insert 3 | (calls) | plan 6 | insert 4 | (calls) ...
     collectors   read 4 ....... read 5 ........ read 6 ...
@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 COLLECTIONS_MAX = 4
 
 _LATE_S = 5.0
-"""A delay that is longer than those which a busy machine alone causes."""
+"""A delay that is longer than the delays on a machine that is merely busy."""
 
 Job = Callable[[], None]
 
@@ -82,8 +82,8 @@ class Planner:
             self.notify()
 
     def join(self) -> None:
-        """Wait for the threads to end. It must not be called by one of the threads, nor with the
-        engine."""
+        """Wait for the threads to end. Neither one of the threads nor a caller with the engine may
+        call this."""
         self._threads.join()
         self.end_expired = lambda: None  # no cycle keeps closed objects alive
         self._pinning.close()

@@ -46,8 +46,8 @@ class _Summing(NamedTuple):
 def summed(
     share: RankShare, given: Mapping[str, c.StepGradients], *, to_host: bool
 ) -> tuple[dict[str, KeptSums], bool]:
-    """Return the sums of a rank's gradients by key, by table, to be kept until the other ranks'
-    gradients arrive; and whether rule 9 may refuse one of the sums. Engine thread only. Waits for
+    """Sum a rank's gradients by key. Return the sums by table, to be kept until the other ranks'
+    gradients arrive, and whether rule 9 may refuse one of the sums. Engine thread only. Waits for
     the device once.
 
     Parameters

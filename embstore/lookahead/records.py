@@ -7,8 +7,8 @@ differ in such a session:
     ReadStep      returns weights and state of the positions that the trainer asks for, as soon as
                   the rows are in the cache, even if earlier steps are unfinished; the answer has
                   the last finished step, so that the trainer knows which updates the rows contain
-    UpdateStep    waits for its turn (`StepTurn`), while in another session it would be refused;
-                  and is checked: its gradients must be computed with the store's rows
+    UpdateStep    waits for its turn (`StepTurn`); in another session it would be refused. It is
+                  also checked: its gradients must have been computed with the store's rows
 
 **The check** compares all rows that the rank has announced, before the update and before anything
 changes. Therefore gradients of wrong rows are never applied: the step is refused, its session ends,
@@ -36,7 +36,7 @@ from embstore.tables.tables import Tables
 
 
 class StepTurn(StepHandle):
-    """The turn of a step that a trainer wants to finish."""
+    """The wait of a trainer for the turn of the step that it wants to finish."""
 
     def poll(self) -> bool | None:
         """Return True when all earlier steps are finished, else None.
@@ -52,7 +52,8 @@ class StepTurn(StepHandle):
 
 
 class StepReading(StepLookup):
-    """Whole rows of one rank's share of a step. Reading takes the engine."""
+    """A read of whole rows (weights and state) of one rank's share of a step. Reading takes the
+    engine."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class StepReading(StepLookup):
         step: Step,
         wanted: Sequence[StepPositions],
     ) -> None:
-        """Prepare a handle. Raises InvalidArgumentError if the session has another mode, or if
-        tables or positions were not announced."""
+        """Prepare a handle. Raises InvalidArgumentError if the session was not opened with
+        waits="none", or if tables or positions were not announced."""
         super().__init__(tables, planner, session, rank, step)
         where = f"session {session.name!r}"
         if session.facts.waits != "none":
@@ -110,7 +111,7 @@ class StepReading(StepLookup):
         with self._tables.reading():
             if not self.is_ready():
                 return None
-            last_step = self._session.last_step  # no step is finished now
+            last_step = self._session.last_step  # no step can be finished during this call
             found: dict[str, tuple[Rows, Rows]] = {}
             missing = 0
             for part in self._share.parts:

@@ -98,7 +98,8 @@ class Registry:
         return facts
 
     def _written_by_others(self, name: str, tables: Iterable[TableState]) -> int:
-        """Return the value for `SessionFacts.written`."""
+        """Return the number of the last command by which another client changed rows of the tables
+        after the session's last command, for `SessionFacts.written`; 0: there is none."""
         place = self._tables.places.get(name, Place(0))
         return max((t.written for t in tables if t.written > place.command), default=0)
 
@@ -288,8 +289,9 @@ class Registry:
 def _check_free(session: Session, taken: Rank) -> None:
     """Refuse a rank that another client occupies.
 
-    A rank that has left can return, even after its last step. If all ranks have left, it is
-    refused, because it would find no session and begin a new session.
+    A rank that has left can return. After its last step it can return only as long as other ranks
+    can still announce steps. Otherwise the session is about to end, and the client would begin a
+    new session.
     """
     if taken.is_done and not (taken.is_closed and session.ranks_at_work):
         raise TableHeldError(

@@ -44,7 +44,8 @@ JOIN_S = 30.0
 """The most seconds for which a session that no rank has joined occupies its tables."""
 
 _PAUSE_S = 2e-3
-"""A trainer that takes longer than this between two steps does not only wait for the store."""
+"""A trainer that takes longer than this between two steps does other work, and does not merely wait
+for the store."""
 
 _AHEAD_MAX = 4
 """The most steps for which rows are read at the same time (planner.py)."""
@@ -60,8 +61,8 @@ def same_error(error: EmbstoreError) -> EmbstoreError:
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of planning: the number of steps in a group, and whether all announced steps are
-    near."""
+    """The mode of planning: the number of steps that are planned as a group, and whether every
+    announced step is near enough to be planned."""
 
     group: int
     is_deep: bool
@@ -131,8 +132,8 @@ class Session:
 
     @property
     def near_step(self) -> int:
-        """The last step to be planned now. It is only as far ahead as rows need to arrive in time,
-        since a later choice knows more (foresight.py), or as far as rows were requested."""
+        """The last step to be planned now: only as far ahead as its rows need to arrive in time
+        (see foresight.py), or the step whose rows were last requested, if that is later."""
         ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
         return max(self.last_step + 1 + ahead, self._asked_step)
 

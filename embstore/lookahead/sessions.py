@@ -84,13 +84,14 @@ class Sessions:
             return session.now()
 
     def used_by(self, member: str, process: int) -> None:
-        """Note that a process of this host calls for a member; 0: the process is unknown."""
+        """Note a call of a member by a process of this host; 0: the process is unknown."""
         with self._planner.lock:
             self._registry.used_by(member, process)
 
     def process_ended(self, process: int) -> None:
-        """End the sessions of members whose calling processes have all ended, the last of which was
-        `process`. A process that made only one call ends no session."""
+        """End the session of each member for which `process`, which has ended, was the last process
+        that made calls. If it made only one call for a member, it does not end the session of this
+        member."""
         with self._planner.changed:
             self._registry.process_ended(process)
 
@@ -178,7 +179,7 @@ class Sessions:
         return reading
 
     def turn(self, command: Finish) -> StepTurn | None:
-        """Return the handle of the wait before a step is finished, None if no wait is needed. Never
+        """Return a handle that waits until a step can be finished; None if no wait is needed. Never
         waits for the engine."""
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
@@ -301,8 +302,8 @@ class Sessions:
         return found
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every progress, on any thread. It must not block. Return a function
-        that stops these calls."""
+        """Call `callback` after every progress, on any thread. `callback` must not block. Return a
+        function that stops these calls."""
         with self._planner.lock:
             self._planner.watchers.append(callback)
 
@@ -327,7 +328,7 @@ class Sessions:
         self._planner.stop()
 
     def join_threads(self) -> None:
-        """Wait for the planner's threads to end. It must not be called with the engine."""
+        """Wait for the planner's threads to end. The caller must not have the engine."""
         self._planner.join()
 
 

@@ -11,9 +11,9 @@ One `State` describes a step, and one table contains the transitions:
 A trainer can finish a step while the planner works on it, so no event changes the state of a
 finished step. Steps are finished in the order of their numbers.
 
-A rank's share names tables, but its keys are kept by pool, since a pool handles all its tables in
-one probe, one gather and one apply. The id of a key in a pool is its index among the share's keys
-in this pool, because announced keys are unique.
+A rank's share names tables, but its keys are kept by pool, because one search, one gather and one
+update handle all tables of a pool. The id of a key in a pool is its index among the share's keys in
+this pool, because announced keys are unique.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,8 +85,8 @@ Positions = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """The occurrences of a call in one part, table after table. Each occurrence is the id of its
-    key."""
+    """The occurrences of one part's keys in a call, table after table. An occurrence is given as
+    the id of its key."""
 
     on_host: NDArray[np.int32]  # (n,), owned by this object
     ids: Array  # the same ids in the device's memory
@@ -121,8 +121,8 @@ class Part:
     """Whether the part's rows in the cache were scored by their next use."""
     _batch: Batch | None = None
     _occurrences: Occurrences | None = None
-    """The occurrences of the last call with occurrences: an update usually has the same as its
-    lookup."""
+    """The occurrences in the last call that had any. They are kept because the update of a step
+    usually has the same occurrences as its lookup."""
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -150,8 +150,8 @@ class Part:
         return self._batch
 
     def look(self) -> Batch:
-        """Return the batch of all keys for one call. The slots are found, and the batch is
-        synchronized."""
+        """Return the batch of all keys, for one call. The keys' slots have been found, and the host
+        has waited for the result."""
         batch, finder = self.pool.device.keys.again(self.batch()), self.pool.finder
         pins = self.pins
         finder.look(batch, pins.slots if pins is not None and pins.have_arrived else None)
@@ -261,8 +261,8 @@ class RankShare:
         return {n: (len(self.keys_of(n)), self.table(n).dim) for n in self.places}
 
     def final_positions(self, last_step: int) -> dict[str, Positions]:
-        """Return by table the positions whose rows no step after `last_step` and before this step
-        uses."""
+        """Return, for each table, the positions of the rows that no step between `last_step` and
+        this step uses."""
         positions = {}
         for name, (index, place) in self.places.items():
             part = self.parts[index]
@@ -403,8 +403,8 @@ class Step:
         return self._keys_in[id(pool)]
 
     def note_keys(self) -> dict[RowKeys, Keys]:
-        """Return the distinct row keys of all parts, by kind of row keys. Remember the indices of
-        each part's keys in them."""
+        """Return the distinct row keys of all parts, by kind of row keys. Remember the index of
+        each part's keys among them."""
         named: dict[RowKeys, list[Keys]] = {}
         in_pools: dict[int, list[Keys]] = {}
         for part in self.parts:

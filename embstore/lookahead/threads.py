@@ -53,8 +53,8 @@ class Threads:
         self._collections.put(collection)
 
     def join(self) -> None:
-        """Stop the threads, and wait for their end. It must not be called by one of the threads,
-        nor with the engine."""
+        """Stop the threads, and wait for their end. Neither one of the threads nor a caller with
+        the engine may call this."""
         _end(*self._ends)
 
     def _run(self, plan: Callable[[], None]) -> None:

@@ -9,12 +9,12 @@ so that its checksum is checked. Sizes are compared before memory is allocated:
 
     directory    at most DIRECTORY_BYTES_MAX; it is found at the file's end before anything else is
                  read
-    members      not compressed, each once, and together no longer than the file: members could
-                 overlap in the file, and one MiB could then contain hundreds of MiB
+    members      not compressed, each once, and together no longer than the file: otherwise members
+                 could overlap in the file, and one MiB could contain hundreds of MiB
     header       at most HEADER_BYTES_MAX, because JSON becomes objects of up to 28 times its size,
                  and no other thread runs while it is parsed
-    arrays       exactly the arrays that the header names, which is checked before the first is
-                 read; then they are read and widened to int64 one at a time, on use
+    arrays       exactly the arrays that the header names; this is checked before any array is
+                 read. Each array is read and widened to int64 only when it is used
 
 Therefore, to read a file of n bytes takes memory for the objects of the header, for one array in
 its stored form, and at most 8 n bytes for widened arrays. A file is not written if its header or

@@ -9,8 +9,8 @@ rarely used to the last byte, and if all counts of a profile are equal, possibly
 
 **Small tables**, of at most 1/256 of the budget, are hot as a whole. The reason is that a sample is
 hot only if all of its ids are hot: one cold id of a table of three rows would make the sample cold.
-Small tables together take at most half of the budget, the smallest tables first. To the remaining
-small tables the threshold applies, as to large tables.
+Small tables together take at most half of the budget, the smallest tables first. The threshold
+applies to the remaining small tables, as to large tables.
 
 FAE (Adnan et al., VLDB 2022) tries several thresholds, and estimates from random chunks of the
 tables how many rows are above each threshold. Here a profile contains the counts, so the rows above

@@ -108,7 +108,8 @@ class TableProfile(Value):
     counts: Counts
     """Number of accesses to each key, (k,), >= 1."""
     accesses: int
-    """Number of all counted accesses; more than the sum of `counts` if a sketch dropped some."""
+    """Number of all counted accesses; more than the sum of `counts` if a sketch dropped some of
+    them."""
     error: int = 0
     """Bound of the error: counts are too low by at most this number, and a key that is omitted has
     at most this number of accesses."""

@@ -1,8 +1,8 @@
 """Dirty rows that leave the cache, appended to the log.
 
 Space for every row that a command may push out of the cache is reserved before the command changes
-a row, so that a full disk refuses the whole command. Rows are packed and indexed in pieces; a piece
-is packed during the write of the piece before it.
+a row, so that the whole command is refused if the disk is full. Rows are packed and indexed in
+pieces; a piece is packed while the piece before it is being written.
 """
 
 from collections.abc import Callable

@@ -12,16 +12,16 @@ A backup consists of the files of the store, under the same names:
 
 Such files never change, and no name is used twice in the life of a store. Therefore a second backup
 copies only files that no other label's backup contains. Catalogues are written last. A catalogue is
-either whole or has a wrong checksum, so an interrupted backup is never mistaken for a backup. After
-a catalogue was removed, the next backup removes the files that no catalogue names any more. It does
-not remove files that no store makes (own_names.py).
+either whole or has a wrong checksum, so an interrupted backup is never mistaken for a complete one.
+After a catalogue was removed, the next backup removes the files that no catalogue names any more.
+It leaves files whose names no store gives (own_names.py).
 
 **While the store continues to run**, merges replace files. Therefore the files of a backup get
 second names in the store's own directory (`backup/`, hard links). The engine waits until all files
 are linked, which takes some microseconds per file. The second names are removed when the backup
-ends, or, after a crash, when the store is opened. Rejected: a list of files that merges must leave.
-All code that removes files would have to read that list, and the list would have to survive a
-crash.
+ends, or, after a crash, when the store is opened. Rejected: a list of files that merges must not
+remove. All code that removes files would have to read that list, and the list would have to survive
+a crash.
 
 **A restored directory** becomes a store when its last file, store.json, is written; before that it
 does not open. The restore begins with an empty store.json.new. If it is interrupted, this file
@@ -130,7 +130,7 @@ def back_up(
 
     Parameters
     ----------
-    name : returns the path, in `files`, of a file that the catalogue names
+    name : a function that returns the path in `files` of a file that the catalogue names
     label : label of the backup; an existing backup of this label is replaced
     progress : called with the bytes copied so far and the total; an exception ends the backup
 
@@ -240,7 +240,7 @@ def restoring(
     label, backup = _chosen(source, label)
     place = place_of(source, label, backup)
     check_empty(target)
-    # Above all present epochs, and another epoch per restore, also if the clock was set back.
+    # Higher than all present epochs, and different for each restore even if the clock was set back.
     epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
     restored = replace(
         backup,

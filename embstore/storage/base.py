@@ -1,9 +1,10 @@
-"""The base: rows that were folded, in runs of records sorted by key. A newer run wins.
+"""The base: rows that were folded, in runs of records sorted by key. If several runs have a row,
+the record in the newest run is valid.
 
-A fold adds a run, and a merge makes one run of several (merges.py); files never change. This has
-three consequences. A reader needs no lock: located records stay mapped as long as the reader refers
-to the maps, also during merges. After a crash every file that the catalogue does not name is a
-leftover. A backup can consist of hard links.
+A fold adds a run, and a merge makes one run of several (merges.py); a file is never changed. That
+has three consequences. A reader needs no lock: located records stay mapped as long as the reader
+refers to the maps, also during merges. After a crash every file that the catalogue does not name is
+a leftover. A backup can consist of hard links.
 
 A row is looked up in the runs, newest first. In each run the lookup finds the part whose range
 contains the key, then the key's group in the part's index (key_index.py), then the key's rank in
@@ -61,9 +62,9 @@ def locate(
 ) -> None:
     """Write the addresses of the records of keys[low:high], for keys whose address is 0.
 
-    A deleted row's address becomes BURIED; a key that the base does not have keeps its 0. The loop
-    over the keys is in this function, because a call per key would pass the arrays each time, which
-    takes time.
+    The address of a deleted row becomes BURIED; the address of a key that the base does not have
+    stays 0. The loop over the keys is in this function, because it takes time to pass the arrays,
+    and a call per key would pass them each time.
     """
     for i in range(low, high):
         if addresses[i] != np.uint64(0):
@@ -120,7 +121,8 @@ def list_keys(
     containers: Int64sIn,
     found: Int64s,  # written: the keys of each run, block by block
 ) -> int:
-    """Write the row keys in some blocks, once per run that has the key; return their number."""
+    """Write the row keys that are in some blocks, a key once per run that has it; return how many
+    were written."""
     count = 0
     for block in blocks:
         for run in range(cuts.shape[0] - 1):

@@ -1,8 +1,8 @@
 """A merge of runs of the base: the newest record of each row, in a range of keys.
 
 tiers.py chooses the runs and the range. The result replaces that range in the oldest of these runs,
-and the range is cut out of the newer runs. Tombstones that an older run needs are written to a run
-of their own after the result.
+and the range is cut out of the newer runs. Tombstones that hide rows of a run older than these runs
+are written to a separate run, which follows the result.
 """
 
 from collections.abc import Callable, Iterator

@@ -5,15 +5,15 @@ the rename, files that the new catalogue no longer names may be removed. Therefo
 either the old catalogue or the new one, and files that the remaining catalogue does not name are
 removed as leftovers.
 
-A **state** describes the store at a commit: the tables with their identity and tunables, and the
-command number. Its rows are in the runs of the base and in the segments of the log whose ``commit
-<= state.commit``; segments win over runs, and a later record wins over an earlier one. The **head**
-is the newest state; a **checkpoint** is a state that is kept under the caller's label. Files that
-are folded or merged together lie between the same two checkpoints, so that every kept state stays
-readable.
+A **state** describes the store at a commit: the tables with their identity and tunables (number of
+rows, learning rate), and the command number. The rows of a state are in the runs of the base and in
+the segments of the log whose ``commit <= state.commit``. A record in a segment replaces a record in
+a run, and a later record replaces an earlier one. The **head** is the newest state; a
+**checkpoint** is a state that is kept under the caller's label. Files that are folded or merged
+together lie between the same two checkpoints, so that every kept state stays readable.
 
 The numbers of segments, runs and files of ids, and the table ids, only grow. The **epoch** also
-only grows. It counts how often acknowledged commands were undone, by a restore or by a crash:
+only grows. It changes whenever acknowledged commands were undone, by a restore or by a crash:
 anything that a client knows from an older epoch is void. To detect a crash, the catalogue contains
 the flag **tail**, which is set before the first command after a commit, and cleared by the next
 commit. If the tail is set when a store is opened, commands were lost, and a new epoch begins. The
@@ -203,14 +203,14 @@ def reopened(catalogue: Catalogue) -> Catalogue:
 
 
 class Encoder:
-    """Encodes successive catalogues. A checkpoint that the catalogue before also contains is not
+    """Encodes successive catalogues. A checkpoint that the previous catalogue also contains is not
     encoded again. One thread."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], tuple[State, KeptState, str]] = {}
-        """Encoded checkpoints of the last catalogue, by two `id`s: of the state before the
-        checkpoint, and of the checkpoint. The value refers to both objects, so that their ids stay
-        valid."""
+        """Encoded checkpoints of the last catalogue. The key is the Python `id` of the state before
+        the checkpoint, and that of the checkpoint. The value refers to both objects, so that their
+        ids stay valid."""
 
     def encode(self, catalogue: Catalogue) -> bytes:
         """Return the file's content. JSON objects keep their order, because the order of the places
@@ -272,6 +272,7 @@ def paths(catalogue: Catalogue) -> dict[str, int]:
 
 
 def unnamed(catalogue: Catalogue, found: Iterable[str]) -> list[str]:
-    """Return the found files of log, base and ids that the catalogue does not name."""
+    """Return those paths of `found`, files of log, base and ids, that the catalogue does not
+    name."""
     named = paths(catalogue)
     return [path for path in found if path not in named]

@@ -5,7 +5,7 @@ the disk does not return a piece, the piece is halved again and again until the 
 known. Therefore a check can list the damaged rows. It needs memory for the file's key index and one
 piece.
 
-The check does not need the store to be open. Files that the catalogue names never change, so one
+The store may be closed or open during a check. Files that the catalogue names never change, so one
 thread can check them while other threads use the store (`embstore.engine.scrubbing`).
 """
 
@@ -122,7 +122,7 @@ class FileCheck:
                 else:
                     for records in _records(file, entry):
                         yield from self._check_pieces(file, records)
-            except UNUSABLE as exc:  # error of the index: without it records cannot be checked
+            except UNUSABLE as exc:  # the index is unusable, and no record is checked without it
                 report.is_lost = True
                 report.fail(exc)
             if self._wrong:

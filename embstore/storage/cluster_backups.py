@@ -39,7 +39,7 @@ def restore_cluster(
     progress: Progress,
 ) -> tuple[ShardMap, list[Catalogue]]:
     """Make the directories of all shards of a cluster; return the cluster's map and the shards'
-    catalogues.
+    catalogues. After any error, no shard has a store, and the directories are as they were.
 
     Parameters
     ----------
@@ -47,7 +47,8 @@ def restore_cluster(
     target : directory in which `shard-N` is made for each shard
     label : label of the backups; None: the label of the highest command number among the labels
         that all shards have
-    store_id : returns the id of the next shard's store; None: the id in the backup
+    store_id : a function, called once per shard, that returns the id of the shard's store; None:
+        the id in the backup
     progress : called per shard, with the bytes done so far and the total
 
     Raises
@@ -55,8 +56,7 @@ def restore_cluster(
     CheckpointNotFoundError : not all shards have a backup of this label.
     InvalidArgumentError : the backups are not those of all shards of one cluster, with the same map
         and of one checkpoint; or a directory is not empty.
-    CorruptTableError : a file is damaged. After any error no shard has a store, and the directories
-        are as they were.
+    CorruptTableError : a file is damaged.
     """
     first = _folder(source, 0)
     places = {name: place_of(first, name, one) for name, one in backups_in(first).items()}

@@ -3,8 +3,9 @@
 Touching the cold pages of a map one by one costs a disk latency per page. If the pages are first
 requested with MADV_WILLNEED, in page order, the disk works on them together. Reading 20,000 random
 rows of a cold 6 GB file takes 4.9 s without such requests, and 0.25 s with them. One system call
-per page is too expensive for rows that are in memory, so a sample of the pages decides. To look at
-one page takes 1.5 us, as long as to copy eight rows.
+per page is too expensive for rows that are in memory, so a sample of the pages decides whether
+pages are requested. To check whether one page is in memory takes 1.5 us, as long as to copy eight
+rows.
 """
 
 import numpy as np

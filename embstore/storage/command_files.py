@@ -61,10 +61,10 @@ class CommandFiles:
 
     Parameters
     ----------
-    read : the reader of the existing records, after all were read; new records are appended after
-        the existing ones
+    read : the reader of the existing records, which has read all of them; new records are appended
+        after the existing ones
     sync_every_s : seconds that a written record may wait for its sync; 0: it is synced at once
-    failed : called once, on the log's thread, with the error, if the log fails
+    failed : a function that is called once, on the log's thread, with the error, if the log fails
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class CommandFiles:
 
     @property
     def synced(self) -> Place:
-        """The position up to which the log is on the disk. This position is after all records up to
-        mark `durable`, if the caller has read `durable` before. Any thread."""
+        """The position up to which the log is on the disk. If a caller reads `durable` first, the
+        position is after all records up to that mark. Any thread."""
         return self._synced
 
     # Appending
@@ -129,7 +129,7 @@ class CommandFiles:
             while self._queued_bytes > _QUEUED_BYTES_MAX:
                 self._changed.wait()
                 self._check_going()
-        self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # and space for a last record
+        self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # with space for the record NEXT
 
     def append(self, kind: int, command: int, parts: Sequence[Part], life: int = 0) -> int:
         """Append a record for which space was reserved; return the record's mark. `life` is the
@@ -173,8 +173,8 @@ class CommandFiles:
                 self._changed.wait()
 
     def let_read(self) -> None:
-        """Return once the parts of all records appended so far have been read. An interrupt is
-        raised only after this wait, so that the caller can change the parts in any case."""
+        """Return once the log's thread has read the parts of all records appended so far. An
+        interrupt is raised only after that, so that the caller can change the parts in any case."""
         interrupt: BaseException | None = None
         mark = self.appended
         while self.written < mark and self.failure is None and self._thread.is_alive():
@@ -217,7 +217,8 @@ class CommandFiles:
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Write the waiting records, and sync them when that is due; return False at the end."""
+        """Write the waiting records, and sync them when that is due. Return False once the log is
+        being closed and no record is left."""
         with self._changed:
             while not self._queue and not self._is_closing:
                 left = self._left_s

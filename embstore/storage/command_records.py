@@ -12,8 +12,8 @@ body follows.
 earlier ones. None of these records was acknowledged, so reading ends before the first record that
 is not whole. If a record is not whole although it *was* synced, acknowledged data is damaged. Later
 records distinguish the two cases: each record contains the position up to which the log was synced
-when the record was written. (No record follows the last group, so damage in that group cannot be
-distinguished from a torn write.)
+when the record was written. (No record follows the last group of records that were synced together,
+so damage in that group cannot be distinguished from a torn write.)
 
 **Missing and cut segments.** A segment is *sure* once its header, its length and its first records
 are on the disk. The catalogue names a sure segment; for every later segment that becomes sure, a
@@ -24,12 +24,12 @@ commands are lost, which is damage. A segment always has the length that its hea
 segment of another length was cut short. The remaining part is read, and the reader reports the
 segment (`cut`), because commands may be lost.
 
-A crash may leave the header of a segment without its first record. A segment that is not known to
-have begun counts as not begun: the log ends in the segment before, and a later life begins the
-segment anew. If that life appended to the segment instead, a segment without a first record would
-become sure.
+A crash may leave the header of a segment without its first record. Such a segment counts as not
+begun, unless it is sure: the log ends in the segment before, and the next process (a later life)
+begins the segment anew. If that process appended to the segment instead, a segment without a first
+record would become sure.
 
-**Another life.** A process that continues after a crash writes and syncs the records again that
+**Another life.** A process that continues after a crash writes and syncs again the records that
 were not known to be synced. This is necessary because, after a failed sync, the system may take
 pages in memory for clean although they are not on the disk. The process then removes the segments
 after the torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the
@@ -188,9 +188,9 @@ class RecordReader:
                 self._check_torn(number)
 
     def _begins(self, file: File, number: int, is_sure: bool) -> bool:
-        """Begin to read a segment. Return False if the log ends before the segment: none of its
-        records was acknowledged, and either the segment does not follow the last segment, or it has
-        no first record."""
+        """Begin to read a segment. Return False if the log ends before the segment. In that case,
+        no record of the segment was acknowledged, and the segment either does not follow the last
+        segment or has no first record."""
         found, before, size = self._header(file, number)
         is_first = not self.ends
         is_next = found == number and (is_first or before == self.end.offset)
@@ -249,7 +249,8 @@ class RecordReader:
 def _is_beyond(content: bytes, number: int, end: Place) -> bool:
     """Return whether a record in a piece of a segment shows that the log was synced beyond `end`.
 
-    The old content of an overwritten segment is searched as a whole, not head by head.
+    The piece may be old content of an overwritten segment. Therefore every multiple of 64 bytes is
+    searched for a head, rather than one record after another.
     """
     words = np.frombuffer(content, "<u8", len(content) // _ALIGNMENT * 8).reshape(-1, 8)
     segments, offsets = words[:, 3], words[:, 4]

@@ -5,8 +5,8 @@ the command changes anything; a sync has no new file size to write; and a segmen
 is known to have been cut short. A new segment is as long as the log at that time, so that a short
 log takes little space, and a long log has few segments.
 
-Once a commit includes the records of a segment, its file becomes a **spare**, with another name. A
-later segment overwrites the spare, because that is several times as fast as writing to a new file.
+Once a commit includes the records of a segment, the segment's file becomes a **spare**: it is
+renamed, and a later segment overwrites it. That is several times as fast as writing to a new file.
 
 All functions except `missing` run on the thread that has the engine.
 """
@@ -97,7 +97,7 @@ class CommandSegments:
         self._files.discard(segment_path(segment.number))
 
     def forget(self, first: int) -> None:
-        """Release the segments before segment `first`, which a commit has begun, except the
+        """Release the segments before segment `first` (the segment that a commit has begun), except
         segments that are still `needed`. All records of the released segments must have been
         written. The released segments become the spares, and earlier spares are removed."""
         needed = self.needed(list(self.numbers))
@@ -120,7 +120,7 @@ class CommandSegments:
         number = self._number + 1
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)
-        # The last spare is the longest. If this fails, the file no longer counts as a spare.
+        # The last spare is the longest. If a step below fails, the file no longer is a spare.
         spare = spare_path(self._spares.pop()) if self._spares else ""
         if spare and self._files.exists(spare):
             self._files.rename(spare, path)
@@ -128,8 +128,8 @@ class CommandSegments:
         else:
             file = self._files.create(path)
         try:
-            # First: a file must have lost its other names before it is overwritten. And now: if
-            # two names wait for one sync, one may be lost without the other.
+            # Before the file is overwritten, the disk must no longer have its old name. The sync
+            # cannot be left to a later one: of two names that wait for a sync, one may be lost.
             self._files.sync_directory(DIRECTORY)
             size = file.size
             if size < needed:

@@ -56,7 +56,7 @@ class SegmentReader:
         return None
 
     def skip(self, synced: Place, command: int) -> None:
-        """Skip to the first record that follows a command."""
+        """Skip to the first record that follows the command number `command`."""
         while self.place < synced:
             end = synced.offset if self.place.segment == synced.segment else self._end()
             while self.place.offset < end:

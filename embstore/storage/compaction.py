@@ -2,9 +2,9 @@
 
 A compaction rewrites segments of which less than half is live, or many small segments. The log
 index shows which records are live in memory. Therefore committed segments are compacted only
-directly after a commit, when memory and commit agree, and frozen segments are never compacted. At
-other times only uncommitted segments are compacted: a cache that thrashes between two checkpoints
-must not fill the disk.
+directly after a commit, when memory and commit agree. Frozen segments, which a kept checkpoint
+needs, are never compacted. At other times only uncommitted segments are compacted: a cache that
+thrashes between two checkpoints must not fill the disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ class Compaction:
         keys, positions = newest_in(chosen)
         live = log.index.positions_of(keys) == positions
         keys, positions = keys[live], positions[live]
-        order = np.argsort(positions & TOMBSTONE, kind="stable")  # tombstones in one run
+        order = np.argsort(positions & TOMBSTONE, kind="stable")  # tombstones last
         keys, positions = keys[order], positions[order]
         smallest = RECORD_HEADER_BYTES + ROW_ALIGNMENT_BYTES
         size = max((run[2] for s in chosen for run in s.runs), default=smallest)

@@ -1,7 +1,7 @@
 """An open directory: the current catalogue, and the log, base and ids that it names.
 
-At opening and after a restore, `use` makes a catalogue the current one. It opens the files that the
-catalogue names, and removes all other files of the store as leftovers of a crash.
+At opening and after a restore, `use` makes a catalogue the current one: `use` opens the files that
+the catalogue names, and removes all other files of the store as leftovers of a crash.
 `replace_catalogue` is the commit, which is one rename.
 
 A directory becomes a store in three steps, each durable before the next: the lock file, store.json,
@@ -143,8 +143,8 @@ class Contents:
         """Return the error for a damaged record of a row. `which` names the record: "log's",
         "base's" or "stored".
 
-        The error names the row's key, or, for a sparse table whose id for the row is no longer
-        known, the row number.
+        The error names the row's key; in a sparse table, if the id of the row is no longer known,
+        it names the row number.
         """
         table_id, key = row_key >> KEY_BITS, row_key & KEY_MASK
         row, named = f"key {key}", self.ids.id_of(row_key)
@@ -209,7 +209,7 @@ class Contents:
         gone = self._gone(catalogue)
         if not gone and not self._presence.has_catalogue():
             gone = catalogues.PATH
-        return gone if catalogue is self.catalogue else ""  # else the file may have been dropped
+        return gone if catalogue is self.catalogue else ""  # a new catalogue may not name the file
 
     def _gone(self, catalogue: Catalogue) -> str:
         if not self._lock.is_of(self.files.root):
@@ -222,7 +222,7 @@ class Contents:
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit, by replacing the catalogue. If CapacityError is raised, nothing is committed."""
-        self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
+        self.check_usable()  # a sync may have failed meanwhile, in another thread
         if missing := self._gone(new):
             self.fail(gone := removed(missing))
             raise gone
@@ -297,7 +297,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
             )
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
-        # Read in this order: a process that makes the store meanwhile writes store.json first.
+        # List before looking for store.json, which a process that makes the store writes first.
         others = sorted(set(files.list("")) - _UNFINISHED)
         if others and not files.exists(IDENTITY):
             shown = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")

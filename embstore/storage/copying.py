@@ -77,8 +77,9 @@ def rows_between(run: Run, low: int, high: int) -> Stored:
 
 
 def group_counts(runs: Iterable[Run], low: int, high: int) -> NDArray[np.int64]:
-    """Return (groups, 2): for each group with keys in [low, high), the number that identifies the
-    group, and the count of its keys. A group occurs once per file that has keys of the group."""
+    """Return an array, (groups, 2): for each group with keys in [low, high), the number that
+    identifies the group, and the count of its keys. A group occurs once per file that has keys of
+    the group."""
     ends = [low >> GROUP_BITS, -(-high >> GROUP_BITS)]
     found = [np.empty((0, 2), np.int64)]
     for index in {id(p.file): p.file.index for run in runs for p in run}.values():

@@ -50,8 +50,8 @@ class Destination(Protocol):
         """Return a whole small file."""
 
     def replace(self, path: str, content: bytes) -> None:
-        """Replace the content of a small file. The new content is durable only after all files that
-        were put before."""
+        """Replace the content of a small file. The new content becomes durable only after all files
+        that `put` has stored before."""
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
         """Return whether `path` is equal to the file `name` of `source`, by size and samples."""
@@ -60,8 +60,8 @@ class Destination(Protocol):
         """Store the file `name` of `source` as `path`. A cut-off file never has the full size."""
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
-        """Create the file `path` in `target`. If `page` is not None, it replaces the first
-        bytes."""
+        """Create the file `path` in `target`, as a copy of the file `path` of the destination. If
+        `page` is given, it replaces the first bytes of the copy."""
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -82,8 +82,8 @@ def name_within(destination: str, within: str) -> str:
 
     Raises
     ------
-    PermissionDeniedError : the destination is given in any other form. Links are not resolved,
-        because the destination follows no link.
+    PermissionDeniedError : the destination is given in any other form. Links are not resolved here,
+        because no link is followed when the destination is opened.
     """
     full = within if is_url(within) else str(Path(within).absolute())
     name = destination.removeprefix(f"{full.rstrip('/')}/").rstrip("/")
@@ -295,7 +295,7 @@ class UrlDestination:
             size, head = self._size(path), page or b""
             with self._files.open(self._path(path), "rb") as file:
                 for at, piece in _pieces(lambda _, length: bytes(file.read(length)), size, look):
-                    if len(piece) != min(PIECE_BYTES, size - at):  # else the loop would never end
+                    if len(piece) != min(PIECE_BYTES, size - at):  # the file is shorter than `size`
                         raise self._differs(path, size, at + len(piece))
                     copy.write(at, head + piece[len(head) :] if at == 0 else piece)
             copy.sync()

@@ -1,8 +1,8 @@
 """A check that a store's directory is writable and has free space.
 
-The operating system is asked, and nothing is written. Therefore the check can be repeated often. It
-is also made when a store is opened, before anything changes. Other causes (a quota, a broken disk)
-show only at a commit.
+The check asks the operating system, and writes nothing. Therefore it can be repeated often. It is
+also made when a store is opened, before anything changes. Other causes of a failed write (a quota,
+a broken disk) show only at a commit.
 """
 
 import errno
@@ -13,8 +13,8 @@ from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 
 LEAST_BYTES = 16 << 20
-"""The log allocates up to 8 MiB at a time. A new segment of the command log is as long as the
-command log, up to 64 MiB."""
+"""Free space that must remain in addition to the bytes that a commit needs. The log allocates up to
+8 MiB at a time. A new segment of the command log is as long as the command log, up to 64 MiB."""
 _DIRECTORIES = ("", *ROOMS, DIRECTORY)
 
 

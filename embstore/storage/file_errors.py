@@ -1,8 +1,8 @@
 """Errors of the disk as users see them: the file, the operation, and the system's message.
 
 If the system refuses an operation for lack of space (disk, quota, file size, descriptors), the
-operation raises CapacityError, with advice on what to free. If the system refuses it for another
-reason, the operation raises StorageError.
+operation raises CapacityError, with advice on what to free. If the system refuses an operation for
+another reason, the operation raises StorageError.
 """
 
 import errno
@@ -22,7 +22,7 @@ _NO_ROOM = {
     errno.EMFILE: "connections, or raise the limit of open files",
     errno.ENFILE: "connections, or raise the system's limit of open files",
 }
-"""The advice about space, by the system's error number."""
+"""What the user is advised to free, by the system's error number."""
 IS_LINK = "found a symbolic link, which is not followed"
 
 
@@ -31,7 +31,7 @@ def named_errors(root: Path, path: str, tried: str, *, final: bool = False) -> I
     """Turn an OSError into the embstore error that names the file, the operation and the remedy.
 
     If the store's directory itself cannot be reached, the error shows the full path. `final` is
-    true for a sync: after an error its data may be lost, so freeing space would not help.
+    true for a sync: after a failed sync the data may be lost, so freeing space would not help.
     """
     try:
         yield

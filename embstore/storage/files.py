@@ -124,8 +124,8 @@ class File:
 
 
 class Lock:
-    """Locks that end when the process that took them closes them, even if a forked child still has
-    them open."""
+    """Locks of a file and its directory, which end when the process that took them closes them,
+    even if a forked child still has them open."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -296,7 +296,7 @@ class Files:
         """Open an existing file."""
         with self._named(path, "open"):
             descriptor = self._open(path, os.O_RDWR if write else os.O_RDONLY)
-            # Headers and indexes are read at scattered offsets: readahead costs a megabyte each.
+            # Headers and indexes are read at scattered offsets: readahead would read a MB for each.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return File(self, path, descriptor)
 
@@ -330,7 +330,7 @@ class Files:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """Make the root directory. If the block fails, remove the directories that this made,
+        """Make the root directory and its missing parents. If the block fails, remove them again,
         unless they contain files."""
         with self._named("", "look at"):
             missing = [path for path in (self.root, *self.root.parents) if not path.exists()]

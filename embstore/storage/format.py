@@ -16,10 +16,11 @@ a row as deleted. The indexes of log and base contain the length of each record,
 records are tombstones, without reading the records.
 
 A **header** is 80 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
-a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
-the file's kind (24), file id (8), CRC-32 of the first 72 bytes (8). A file of another store is
-refused. The file id is random: only a file and its copies share it. If two copies of a store both
-continue, they give the same names to different files; the file ids distinguish these files.
+a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers
+whose meaning depends on the kind of file (24), file id (8), CRC-32 of the first 72 bytes (8). A
+file of another store is refused. The file id is random: only a file and its copies share it. If two
+copies of a store both continue, they give the same names to different files; the file ids
+distinguish these files.
 
 At present keys are 8 bytes wide, elements are fp32, and a row contains weights and optimizer state
 only. The header records these three properties. Therefore a later release can add wider keys, other
@@ -35,8 +36,8 @@ import zlib
 from embstore.errors import CorruptTableError, TableMismatchError
 
 FORMAT = 8
-"""The format number of a store. Each kind of file has another format number, which is in the
-headers of the files."""
+"""The format number of a store. In addition, each kind of file has its own format number, which is
+in the header of the file."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
 PAGE_BYTES = 4096
@@ -73,7 +74,7 @@ def pack_header(
 
 
 def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tuple[int, int, int]:
-    """Check a header page and return its three numbers."""
+    """Check a header page, and return the three numbers that were passed to `pack_header`."""
     if len(page) < PAGE_BYTES:
         raise CorruptTableError(
             f"{path}: expected a header of {PAGE_BYTES} bytes, found {len(page)}"

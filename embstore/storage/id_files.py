@@ -4,9 +4,9 @@
 
 A file contains the ids of consecutive row numbers of one table. The catalogue names the file, and
 contains the checksum of its ids. A commit writes a file for the numbers that were assigned since
-the last commit, and syncs it before the catalogue's rename. Therefore, if rows are lost by a crash,
-their numbers are forgotten, and a restore forgets the numbers that were assigned after the
-checkpoint. The next ids get these numbers again.
+the last commit, and syncs the file before the catalogue's rename. Therefore, if rows are lost by a
+crash, their numbers are forgotten, and a restore forgets the numbers that were assigned after the
+checkpoint. The next new ids get the forgotten numbers.
 
 **Few files.** A commit also joins small files: from memory it writes one file that replaces several
 consecutive files, all between the same two kept checkpoints. Afterwards, of any two neighbouring
@@ -71,7 +71,8 @@ def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
 
 
 def id_at(files: Files, entry: IdsEntry, number: int) -> int:
-    """Return the unsigned id of a row number, which the file must contain; it is not checked."""
+    """Return the unsigned id of a row number, which must be in the file. The file's checksum is not
+    checked."""
     with closing(files.open(entry.path)) as file:
         content = file.read(PAGE_BYTES + _ID_BYTES * (number - entry.first), _ID_BYTES)
     return int.from_bytes(content, "little")
@@ -114,8 +115,8 @@ class Ids:
         return sum(numbers.memory_bytes for numbers in self.tables.values())
 
     def load(self, catalogue: Catalogue) -> None:
-        """Read the ids in all files that a catalogue names, and number the ids of the head's
-        tables.
+        """Read the ids in all files that a catalogue names, and give the ids of the head's tables
+        their row numbers.
 
         Raises
         ------
@@ -191,7 +192,7 @@ class Ids:
 
     def _write(self, numbers: RowNumbers, first: int, count: int, commit: int) -> IdsEntry:
         key = numbers.table_id, first, count, commit
-        if key in self._written:  # by a commit that then had no space for its catalogue
+        if key in self._written:  # written for a commit that then had no space for its catalogue
             return self._written[key]
         ids = numbers.first_ids(first, first + count)
         self._files.make_directory("ids")

@@ -8,7 +8,7 @@ from embstore.errors import CapacityError, EmbstoreError, StorageError
 
 
 class Failing(Protocol):
-    """An open directory."""
+    """An open directory, which an error can make unusable."""
 
     failure: EmbstoreError | None
 

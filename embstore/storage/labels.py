@@ -10,13 +10,14 @@ If it gets more, the folder whose last checkpoint is the oldest is dropped.
 not count: it pushes out no checkpoint and no folder. A client that replaces LABEL makes the
 stand-in first, and drops it last.
 
-**Protected** checkpoints are exempt: they are never dropped, and they do not count, so that a
-folder keeps the same number of routine checkpoints with and without them. PROTECTED_MAX bounds
-their number, because each one keeps files that merges could otherwise remove.
+**Protected** checkpoints are exempt: they are never pushed out or dropped, and they do not count,
+so that a folder keeps the same number of routine checkpoints with and without them. PROTECTED_MAX
+bounds the number of protected checkpoints, because each one keeps files that merges could otherwise
+remove.
 
 **Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
-needs that checkpoint: the head and every other checkpoint name all files that they need. A reader
-(a scan, a backup) keeps the files that it reads open, or keeps second names of them, until it ends.
+needs that checkpoint: the head and every other checkpoint name all files that they need. Until a
+scan or a backup ends, it keeps the files that it reads mapped, or keeps second names of the files.
 A restore and a drop never overlap, because each needs the engine. The drop is one rename of the
 catalogue: before the rename the label is kept whole, and after the rename the label does not exist.
 Files that no catalogue names any more are removed at once or by the next opening.

@@ -1,10 +1,10 @@
 """The lineage of a store: its former leaders, as recorded by standbys and replaced leaders.
 
 A leader and its standbys have the same **lineage**: the promotions that led to the present leader,
-oldest first. If the lineage of one store continues the lineage of another store, the first store
-has replaced the second. The replaced store gives up the commands that it executed after the
-promotion. Whether a store has the commands of a leader, or other commands with the same numbers, is
-decided by the lives of the two stores (`embstore.storage.lives`).
+oldest first. If the lineage of store A continues the lineage of store B, A has replaced B. The
+replaced store gives up the commands that it executed after the promotion. Whether a store has the
+commands of a leader, or other commands with the same numbers, is decided by the lives of the two
+stores (`embstore.storage.lives`).
 
 The files of `log/` and `base/` have numbers, and a leader uses each number once. A standby makes
 some files of its own, with numbers from `below` on. Its files with lower numbers are equal, byte
@@ -73,8 +73,8 @@ class Lineage:
 
     def gives_up(self, other: tuple[Promotion, ...], common: int) -> bool:
         """Return whether this store has replaced a store with the promotions `other`, and has all
-        commands of that store up to the promotion. `common` is the last command that both stores
-        have."""
+        commands of that store up to the promotion that replaced it. `common` is the last command
+        that both stores have."""
         is_newer = Lineage(other).is_continued_by(self.promotions)
         return is_newer and self.promotions[len(other)].command <= common
 

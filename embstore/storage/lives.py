@@ -9,9 +9,9 @@ it is. A promotion or a restore begins no new life: afterwards either another pr
 commands, or the numbers continue.
 
 A store has a list of its lives, oldest first, each with its first command. A life that has numbered
-no command is not in the list. The list is a fold over the commands, on a leader and on its standbys
-alike: the catalogue contains it as of a commit, and the records of the log extend it. It needs no
-write of its own.
+no command is not in the list. The list follows from the commands alone, on a leader and on its
+standbys alike: the catalogue contains the list as of a commit, and the records of the log extend
+it. No other write is needed for the list.
 
 **Two histories are the same up to the end of a life that both contain**, with the same first
 command (`last_common`): the process with that id had one history, and it gave these numbers in that
@@ -59,8 +59,8 @@ def numbered(lives: Lives, id: int, command: int) -> Lives:
 
 def up_to(lives: Lives, command: int) -> Lives:
     """Return the lives of the commands up to `command`. If all of these lives are forgotten,
-    `command` gets a new life; copies of the state after that command are recognized by this
-    life."""
+    `command` gets a new life; two copies of the state after that command both contain this new
+    life, and so recognize their common history."""
     return tuple(one for one in lives if one.first <= command) or (Life(new_id(), command),)
 
 

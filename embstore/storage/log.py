@@ -1,7 +1,8 @@
 """The write-back log: segments that are not folded, and the index of their newest records.
 
 A dirty row that leaves the cache is appended to the current segment and indexed; a row that is not
-in the cache is found through the index. Segments are ordered, and the later record of a key wins.
+in the cache is found through the index. Segments are ordered, and only the latest record of a key
+is valid.
 Each segment has a **place**, a small number that is part of the positions of its records. A place
 is reused only when no index entry and no merge can refer to it.
 
@@ -53,7 +54,7 @@ class Log:
         self.segments: list[Segment] = []  # sealed, oldest first
         self.next_number = 1
         self.changes = 0  # grows whenever the segments or their commits change
-        self.forgetful = False  # whether entries were dropped that the last commit still contains
+        self.forgetful = False  # whether the index lacks entries that the last commit contains
         self.live = np.zeros(64, np.int64)
         self._frozen = np.zeros(64, np.uint8)
         self._addresses = np.zeros(64, np.uint64)
@@ -77,8 +78,8 @@ class Log:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-        """The arrays by which a kernel finds a record: the two tables of the index, and the address
-        of the map of each place."""
+        """The arrays by which a kernel finds a record: the two tables of the index, and, by place,
+        the address of the segment's map."""
         return (*self.index.tables, self._addresses)
 
     @property
@@ -134,7 +135,8 @@ class Log:
         self.changes += 1
 
     def is_frozen(self, segment: Segment) -> bool:
-        """Return whether the count of a segment is frozen, because a kept checkpoint needs it."""
+        """Return whether the count of a segment is frozen, because a kept checkpoint needs the
+        segment."""
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
@@ -185,7 +187,7 @@ class Log:
         """Finish the current segment, if there is one. The finished segment is not durable yet."""
         if self._writer is not None:
             index = self._writer.index()
-            with self._irreversible:  # it replaces a map whose address is in use
+            with self._irreversible:  # sealing replaces a map whose address is in use
                 segment = self._writer.seal(index)
                 self._addresses[segment.place] = segment.map.ctypes.data
                 self.segments.append(segment)

@@ -1,16 +1,16 @@
 """The marker of a folder of backups: the file EMBSTORE-BACKUPS, which is written before the first
 backup.
 
-A backup replaces some files of its folder and removes others. Therefore it is written only into an
-empty folder, or into a folder whose marker contains the store's id. Every other folder is refused,
-and stays as it is. A store and its continuations (a promoted standby, a restored directory without
-a new id) have the same id; if two such stores have diverged, the files themselves show this
+A backup replaces some files of its folder and removes others. Therefore a backup is written only
+into an empty folder, or into a folder whose marker contains the store's id. Every other folder is
+refused, and stays as it is. A store and its continuations (a promoted standby, a restored directory
+without a new id) have the same id; if two such stores have diverged, the files themselves show this
 (`embstore.storage.backup`).
 
 The marker never changes. It contains the store id after a line with format and hash
 (`format.seal`). If the first backup is cut off, it leaves no file, or an empty LOCK, or the marker;
-the next backup continues from there. At a URL it can also leave a part of the marker. A folder with
-nothing but such a part counts as empty.
+the next backup continues from there. At a URL a backup that is cut off can also leave a part of the
+marker. A folder with nothing but such a part counts as empty.
 """
 
 import os

@@ -17,9 +17,9 @@ content as the new record, and exists until all entries are changed. A commit co
 installation first. After a crash at any point the catalogue names either the old files or the new
 ones. The next opening removes unnamed files, and the merge is done again.
 
-A merge that fails has changed nothing, and its failure is reported in the stats. If it failed for
-lack of space, it is tried again after the next commit. After any other failure no more merges of
-its kind are made until the store is opened again.
+A merge that fails has changed nothing, and its failure is reported in the stats. A merge that
+failed for lack of space is tried again after the next commit. After any other failure no more
+merges of the same kind are made until the store is opened again.
 """
 
 import threading
@@ -126,8 +126,9 @@ class Merges:
             self._start(plan)
 
     def slow_down(self, wanted_bytes: int) -> None:
-        """Delay a command that logs `wanted_bytes` (an update, or a lookup that evicts dirty rows)
-        if merges are far behind. All such commands become slower, but none waits for a merge."""
+        """If merges are far behind, delay a command that logs `wanted_bytes` (an update, or a
+        lookup that evicts dirty rows). All such commands become a little slower, and none waits
+        until a merge ends."""
         if self._thread is not None and (delay_s := self.delay_s(wanted_bytes)) > 0:
             began = monotonic()
             self._thread.join(delay_s)
@@ -154,7 +155,8 @@ class Merges:
         self._contents.removal.finish()
 
     def complete(self) -> None:
-        """Complete an installation that has begun, before work that must not find it incomplete."""
+        """Complete an installation that has begun. Work that depends on the installed files calls
+        this first."""
         while self._installing is not None:
             self._install_slice()
 
@@ -177,8 +179,9 @@ class Merges:
         self._looked_at = None
 
     def _due(self) -> Merge | None:
-        # Base merges first: each fold adds a run, so that folds would never let a base merge start.
-        # But folds are first if they are behind, or if base merges are stopped again and again.
+        # Base merges first: otherwise folds, each of which adds a run, could follow one another and
+        # never let a base merge start. But folds are first if they are behind, or if the last merge
+        # was stopped: a base merge might be stopped again and again.
         limits, committed = self._contents.limits, self._committed()
         is_behind = (
             sum(s.bytes for s in committed) > _BEHIND_FOLDS * limits.fold_bytes
@@ -232,7 +235,7 @@ class Merges:
         self._merge = self._thread = None
         if self._contents.failure is not None:
             return  # nothing is committed any more, so no catalogue will name the written files
-        self._looked_at = None  # due work may still be due
+        self._looked_at = None  # search again: another merge may be due
         if outcome is None:
             try:
                 self._install(merge)
@@ -268,7 +271,7 @@ class Merges:
         assert self._installing is not None
         with self._contents.irreversible:
             if next(self._installing, None) is None:
-                self._installing = self._looked_at = None  # due work may still be due
+                self._installing = self._looked_at = None  # search again: another may be due
 
     def _failed(self, kind: type, outcome: BaseException) -> None:
         self.failures += 1

@@ -24,6 +24,6 @@ _OWN = re.compile(
 
 
 def is_own(path: str) -> bool:
-    """Return whether a path, relative to a store or backup, has the form of a file that such a
-    directory makes."""
+    """Return whether a path, relative to the directory of a store or of backups, has the form of a
+    file that the store or the backup makes."""
     return _OWN.fullmatch(path) is not None

@@ -1,14 +1,14 @@
 """Checks that the files of an open store still exist, and were not replaced by other files.
 
 To check the names alone is not sufficient: a folder may have been replaced by an older copy of
-itself that has files of all these names. The store's next files would then be written into that
-copy, next to a file that ends too early. Files that a commit names never change, so each file is
-identified by the inode number that it had when the store first saw it. CATALOGUE is replaced at
-each commit, and is identified by its content.
+itself that has files of all these names, of which one may be incomplete. The store would then write
+its next files into that copy. Files that a commit names never change, so each file is identified by
+the inode number that it had when the store first saw it. CATALOGUE is replaced at each commit, and
+is identified by its content.
 
 Listing a folder yields all inode numbers at once. Some file systems (FUSE) list other numbers than
-the files themselves report. Therefore, if a listed number differs, the file itself is asked before
-it is taken for another file.
+the files themselves report. Therefore, if a listed number differs, `stat` of the file itself
+decides whether it is another file.
 """
 
 from collections.abc import Collection, Iterator
@@ -35,7 +35,8 @@ class Presence:
 
     def gone(self, paths: Collection[str]) -> str:
         """Return the path of a file that is missing or was replaced by another file; "" if there is
-        none. `paths` are files that never change; the numbers of all other files are forgotten."""
+        none. `paths` are files that never change; recorded inode numbers of all other files are
+        forgotten."""
         here = dict(self._files.inodes(""))
         for room in ROOMS:
             here |= {f"{room}/{name}": found for name, found in self._files.inodes(room).items()}

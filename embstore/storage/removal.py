@@ -1,8 +1,8 @@
 """Removal of unnamed files, on a separate thread.
 
 To remove a file of 256 MiB and its last map takes the system a tenth of a second, and a command
-must not wait for that. The thread is started at a later command, when nothing else refers to the
-maps. If the process ends earlier, the next opening of the store removes the remaining files.
+must not wait for that. A later command starts the thread, when nothing else refers to the maps. If
+the process ends before that, the next opening of the store removes the remaining files.
 """
 
 import threading
@@ -27,7 +27,7 @@ class Removal:
         self._maps.append(maps)
 
     def begin(self) -> None:
-        """Start to remove the noted files, on a thread."""
+        """Start a thread that removes the files recorded by `remove`."""
         if not self._paths:
             return
         arguments = self._files, self._paths, self._maps

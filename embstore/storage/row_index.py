@@ -1,9 +1,9 @@
 """The log index: from a row key to the position of the row's newest record in the log.
 
-It is a hash table with open addressing and linear probing at a load of at most 0.7, because its
-lookups come in thousands and touch one cache line each. When an entry is removed, the entries after
-it are shifted back, so that no marks of removed entries slow down a probe. The index has one entry,
-(key, position), per distinct row since the last fold.
+The index is a hash table with open addressing and linear probing at a load of at most 0.7, because
+lookups come in thousands, and each then touches one cache line. When an entry is removed, the
+entries after it are shifted back, so that no marks of removed entries slow down a probe. The index
+has one entry, (key, position), per distinct row since the last fold.
 
 A **position** is ``place << 40 | byte offset``. A place is a small number that a log segment has as
 long as its records can be found (log.py). `live` counts, per place, the records that are the newest
@@ -15,7 +15,7 @@ millions of rows. During the growth, an entry is either in the new table or in t
 call that adds keys moves the entries of these keys, and some other entries, so that the old table
 is empty long before the new one is full.
 
-A call may be given a key several times: entries are written in order, so the key's last position
+A key may occur several times in one call: entries are written in order, so the key's last position
 counts. The loops are pure functions of their arguments, and use host memory only.
 """
 
@@ -50,7 +50,7 @@ _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15
 """Number of entries that one call moves to the new table; this takes a few milliseconds."""
 _SHRINK = 16
-"""The table shrinks if fewer than 1/n of its entries are used, for example after a fold."""
+"""The table shrinks if less than one entry in _SHRINK is used, for example after a fold."""
 
 
 @building_block

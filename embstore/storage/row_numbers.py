@@ -1,7 +1,7 @@
 """Row numbers of a sparse table: from id to number, and from number to id.
 
-The keys of a sparse table are any 64-bit ids. Files identify the rows of a sparse table by row
-keys, as those of every other table: ``table_id << 40 | row number``. When the row of an id is
+The keys of a sparse table are any 64-bit ids. Files identify the rows of every table by row keys;
+for a sparse table the row key is ``table_id << 40 | row number``. When the row of an id is
 logged for the first time, the id gets the next number, which it keeps. Therefore row keys have no
 gaps, whatever the ids are, and code that works on row keys (log index, key indexes, merges) needs
 no ids.
@@ -71,7 +71,7 @@ def _home(key: np.int64, slots: Uint32sIn) -> np.int64:
 
 @building_block
 def _slot_of(slots: Uint32sIn, ids: Int64sIn, key: np.int64) -> np.int64:
-    """Return the number of an id plus 1, or 0 if it has no number."""
+    """Return the row number of an id, plus 1; 0 if the id has no row number."""
     at = _home(key, slots)
     while slots[at] != 0 and ids[slots[at]] != key:
         at += 1
@@ -93,7 +93,7 @@ def _ask(slots: Uint32sIn, ids: Int64sIn, keys: Int64sIn, i: int) -> None:
 def find(
     slots: Uint32sIn,  # (slots,) number + 1; 0: empty
     old: Uint32sIn,  # the old table, as long as the new one lacks some of its numbers
-    ids: Int64sIn,  # (numbers + 1,) ids[number + 1] is the id of number; ids[0] is none
+    ids: Int64sIn,  # (numbers + 1,) ids[number + 1] is the id of number; ids[0] is not used
     keys: Int64sIn,  # (n,)
     first: Int,  # row key of number 0
     row_keys: Int64s,  # (n,) written; with number NOWHERE if an id has no number
@@ -210,7 +210,7 @@ class RowNumbers:
             except CapacityError:  # this system counts reserved address space as memory
                 ids = _reserved(2 * size + 1, np.int64)
             ids[: self.count + 1] = self._ids[: self.count + 1]
-            self._ids = ids  # the old array has all ids that its readers need
+            self._ids = ids  # threads that still read the old array find all their ids there
         if 5 * size > 4 * len(self._slots):
             slots = _reserved(15 * size // 8, np.uint32)
             self._move(self.count)

@@ -1,7 +1,8 @@
 """A run of the base: records in key order, in files that never change.
 
-A run contains rows of one age, of any tables; a newer run wins. It is cut into files of about
-`base_segment_bytes`, its **parts**, so that a merge rewrites no more than one part at a time:
+A run contains rows of one age, of any tables; if several runs contain a row, the newest run is
+valid. A run is cut into files of about `base_segment_bytes`, its **parts**, so that a merge
+rewrites no more than one part at a time:
 
     header | record record ... | directory | containers | trailer
 
@@ -138,8 +139,8 @@ def has_tombstones(run: Run) -> bool:
 
 
 class RunWriter:
-    """Writes one run durably, part after part; and a second run of the same number with the
-    tombstones, if there are any. No row key occurs in both runs. One thread.
+    """Writes one run durably, part after part, and, if there are tombstones, a second run with them
+    under the same number. No row key occurs in both runs. One thread.
 
     Parameters
     ----------

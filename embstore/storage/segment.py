@@ -7,8 +7,8 @@ A segment is a header page, records back to back, and, once **sealed**, a key in
 
 The index contains the keys in the order in which they were appended, repeated keys included.
 Therefore sealing costs one write, and a reader of the index in this order finds the newest record
-of each key without touching a row. Merges sort the keys, because they need the order. The trailer
-(trailer.py) contains the numbers of records and runs.
+of each key without touching a row. Merges sort the keys, because they need ascending keys. The
+trailer (trailer.py) contains the numbers of records and runs.
 
 A **tombstone** is a record without a row, so it has RECORD_HEADER_BYTES. The runs show which
 records are tombstones, and the position of a tombstone has a bit set (row_index.py).

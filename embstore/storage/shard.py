@@ -1,8 +1,8 @@
 """The file SHARD: the cluster, shard number and map of a directory.
 
-Rows on the wrong shard look like rows that were never written, and the initializer computes missing
-rows. Therefore, if a directory were opened as the wrong shard, no call would fail, and the model
-would be wrong. To prevent this, a directory that was once opened as a shard records its shard
+A row that a shard does not have counts as a row that was never written, and the initializer
+computes it. Therefore, if a directory were opened as the wrong shard, no call would fail, and the
+model would be wrong. To prevent this, a directory that was once opened as a shard records its shard
 number and map. It is never served as a shard of another number or cluster, as an unsharded store,
 or with a map older than its recorded map. A store that has executed commands of its own cannot
 become a shard either, because its rows are not limited to a shard's partitions.
@@ -108,7 +108,7 @@ class ShardPlace:
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return this place with writes resumed. They stay paused if a client other than `by` has
+        """Return this place with writes resumed. Writes stay paused if a client other than `by` has
         paused them; "" stands for any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 

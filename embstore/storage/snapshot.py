@@ -1,20 +1,20 @@
 """The rows of one table as of a commit, in key order, while the store continues to run.
 
-For a sparse table, the order is that of row numbers, and the cursor is a row number; the keys that
-are returned are ids.
+For a sparse table, rows are in the order of their row numbers, and `low` is a row number; the keys
+that are returned are ids.
 
 A state consists of files that never change: the runs of the base and the segments of the log whose
-``commit`` is not higher than that of the state. The later record of a row wins (catalogue.py).
+``commit`` is not higher than that of the state. The latest record of a row is valid (catalogue.py).
 Therefore a snapshot is a list of these files, made with the engine in microseconds. The snapshot
-holds maps of the files. Their content stays readable as long as the snapshot exists, even if a
-merge, a restore or a dropped table removes the files.
+keeps maps of the files. The content of the files stays readable as long as the snapshot exists,
+even if a merge, a restore or a dropped table removes the files.
 
 **Changes since another commit.** A commit logs every dirty row, and a merge never mixes files from
 before and after a kept checkpoint. Therefore exactly the files with a higher commit number than the
-other commit contain the rows that were written after it. These rows are found by the keys of these
-files, whether or not their content differs. A row counts as deleted if these files have its
-tombstone and the other commit has the row: a row may also have been both written and deleted after
-the other commit.
+other commit contain the rows that were written after it. Every row whose key is in these files
+counts as changed, whether or not its content differs. A row counts as deleted if these files have
+its tombstone and the other commit has the row. A row that was both written and deleted after the
+other commit is left out.
 
 Keys are merged in pieces of some groups of keys (key_index.py). The records of the log are in the
 order of time, so the table's keys in the log are sorted once: this takes 24 bytes per row in the
@@ -53,7 +53,8 @@ class Snapshot:
     commit : the commit whose rows are read; it must be that of the head or of a kept checkpoint
     since : an earlier commit, also that of the head or of a kept checkpoint; only rows that were
         logged after it are read; 0: all rows
-    wanted : returns whether each of some keys belongs to the snapshot, (n,) bool; None: all keys do
+    wanted : a function that returns whether each of some keys belongs to the snapshot, (n,) bool;
+        None: all keys do
     numbers : the row numbers of a sparse table
     """
 

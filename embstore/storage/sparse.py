@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class SparseRows:
-    """Reads the stored rows of a sparse table by id. Engine thread only, except `collect`."""
+    """Reads the stored rows of a sparse table by id. Engine thread only, except `ask` and
+    `collect`."""
 
     def __init__(
         self, contents: Contents, rows: StoredRows, workers: Workers, table_id: int

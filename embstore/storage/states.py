@@ -9,9 +9,9 @@ last command that changed rows of a table.
     table   [id, t, written]   can be followed by rows, learning_rate; these by identity
     place   [session, step, command]   [session, step, command, table_ids]
 
-If a shorter form omits a value, the value is that of the state before. A new table follows the
-others. Places have an order: first the places that are the same as in the state before, in their
-old order, and then all others.
+A place is the resume position of a session. If a shorter form omits a value, the value is that of
+the state before. New tables come after the other tables. Places have an order: first the places
+that are the same as in the state before, in their old order, and then all others.
 """
 
 import json
@@ -112,8 +112,9 @@ def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
 
 
 def _same_places(before: State, state: State) -> Iterator[str]:
-    """Yield the first sessions of a state, as long as the state before has them in the same order
-    and with the same places. The state before can have other sessions between them."""
+    """Yield the names of the first sessions of a state, up to the first session that the state
+    before does not have in the same order and with the same place. The state before can have other
+    sessions between them."""
     left = iter(before.places.items())
     for name, place in state.places.items():
         if not any(found == (name, place) for found in left):
@@ -128,7 +129,7 @@ def _place_row(name: str, place: Place, old: Place | None) -> list[Any]:
 
 
 def changed(before: State, found: dict[str, Any]) -> State:
-    """Return the state that differs from the state before by the changes `found`.
+    """Return the state that results from the state `before` by the changes `found`.
 
     Raises KeyError, TypeError, ValueError, EmbstoreError: the changes do not make a valid state.
     """

@@ -6,8 +6,8 @@
     restore    makes a kept checkpoint the head again
     merges     folds, base merges and compactions in the background            merges.py
 
-The base does not change between commits, the log only grows, and the catalogue is replaced
-whole; so the store opens at its last commit after a crash at any instant, without a repair.
+Between commits the base does not change, and the log only grows; the catalogue is replaced as a
+whole. Therefore the store opens at its last commit after a crash at any instant, without a repair.
 contents.py describes failures of the disk.
 """
 
@@ -116,8 +116,8 @@ class Storage:
         self._contents.next_table_id = table_id
 
     def begin_change(self) -> None:
-        """Record that the running call can no longer be refused: if memory runs out after this, the
-        store fails."""
+        """Record that the running call can no longer be refused: if memory runs out from now on,
+        the store fails."""
         self.is_changing = True
 
     def begin_tail(self) -> None:
@@ -182,7 +182,8 @@ class Storage:
         label: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Make all records appended so far durable, with the given tables and places of sessions.
+        """Make all records appended so far durable, with the given tables, and with `places`, the
+        resume positions of sessions. With a label, the commit is kept as a checkpoint.
 
         `lives` are the lives of all commands up to `command`.
         `commands` is the position at which the command log continues; the log is durable up to that
@@ -199,13 +200,13 @@ class Storage:
             raise CheckpointExistsError(
                 f"a checkpoint {label!r} is kept already; choose another label"
             )
-        self.merges.complete()  # this may remove files that are not committed yet
+        self.merges.complete()  # an installation may remove files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
         following = partial(self._next_catalogue, head, lives, label, metadata or {}, commands)
         new = following()
         drops = new.runs != self.catalogue.runs
         if drops:
-            self.merges.stop()  # it may be reading files that are about to be removed
+            self.merges.stop()  # a merge may be reading files that are about to be removed
             new = following()
         self.files.reached("commit:synced")
         self.begin_change()
@@ -216,7 +217,7 @@ class Storage:
         self.committed_at = monotonic()
         if drops:
             self._contents.use_runs(self.base.open(new.runs))
-        # Before the freeze: from now on the index shows which records this commit needs.
+        # Poll before the freeze: at this moment the index shows which records this commit needs.
         self.merges.poll()
         if label is not None:
             self.merges.complete()
@@ -280,7 +281,7 @@ class Storage:
         new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
         drops = new.runs != self.catalogue.runs
         if drops:
-            self.merges.stop()  # it may be reading files that are about to be removed
+            self.merges.stop()  # a merge may be reading files that are about to be removed
             new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
         self.files.reached("retention:decided")
         self.begin_change()

@@ -66,7 +66,8 @@ def read(
     high: Int,
 ) -> int:
     """Find and read the rows of keys[low:high]. Return the first index whose record is wrong, or
-    -1; or _COLD if a sample finds records on the disk: then no row was read."""
+    -1. If a sample of the records shows that some are not in memory, read no row, and return
+    _COLD."""
     for i in range(low, high):
         position = position_of(entries, old, keys, i)
         addresses[i] = found[i] = 0
@@ -170,8 +171,8 @@ class StoredRows:
         rows: NDArray[np.uint64] = _NO_ROWS,
         moved_bytes: int = _LOCATED_BYTES,
     ) -> tuple[NDArray[np.uint64], Sequence[int]]:
-        """Find rows and read them, in all threads; return the addresses, and the result of `read`
-        for each range."""
+        """Find rows, and read them if `rows` is given, in all threads. Return the addresses, and
+        for each range the first index whose record is wrong, or -1."""
         addresses = np.empty(len(keys), np.uint64)
         where = (*self._contents.log.arrays, *self._contents.base.arrays)
         read_range = partial(read, *where, keys, addresses, found, rows)
@@ -186,7 +187,8 @@ class StoredRows:
         return addresses, self._workers.share(work, len(keys), moved_bytes)
 
     def _check(self, keys: Keys, found: NDArray[np.uint8], wrong: Sequence[int]) -> None:
-        """Raise an error for the first wrong record in the results of the ranges."""
+        """Raise CorruptTableError if a range found a wrong record; `wrong` has, for each range, the
+        index of its first wrong record, or a negative number."""
         first = next((i for i in wrong if i >= 0), -1)
         if first >= 0:
             where = ("", "log's", "base's", "stored")[found[first]]

@@ -1,4 +1,4 @@
-"""Taking over a leader's commit: its catalogue and files replace a standby's own.
+"""Taking over a leader's commit: the leader's catalogue and files replace those of a standby.
 
     incoming/LINEAGE      the leader that sent the files; files of other leaders are removed
     incoming/log, base, ids   files that the store does not have yet; a name that ends with .part
@@ -31,7 +31,7 @@ class Incoming:
     """A commit that is being received. One thread at a time."""
 
     def __init__(self, files: Files, catalogue: Catalogue, leader: tuple[Promotion, ...]) -> None:
-        # A standby does not have the leader's command log, and its commit has no tail to lose.
+        # A standby does not have the leader's command log, and no command follows this commit here.
         self.catalogue = replace(catalogue, tail=False, commands=None)
         self._files = files
         self._lineage = Lineage(leader, catalogue.next_segment)
@@ -151,7 +151,7 @@ def _has(files: Files, path: str, size: int) -> bool:
 
 
 def _remove(files: Files) -> None:
-    """Remove the received files, the catalogue first: without it nothing will be taken over."""
+    """Remove the received files, the catalogue first: without a catalogue nothing is taken over."""
     if files.exists(DIRECTORY):
         files.remove(f"{DIRECTORY}/{catalogues.PATH}")
         files.sync_directory(DIRECTORY)

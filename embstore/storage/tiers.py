@@ -4,16 +4,17 @@ The oldest run is the **bottom**: it contains nearly all rows, each once. The ot
 **deltas**. Each merge copies all of its rows, so the rules keep merges few:
 
 - Four or more deltas are merged with each other if they are of similar size (the largest delta is
-  at most twice as large as the others together). Therefore a lookup asks few deltas, and a row is
-  copied about once each time the deltas grow by a factor of four. A group of deltas that is larger
-  than a tenth of the bottom is left alone, because its merge would need as much free space as the
-  group takes. There are never more than 12 runs between two kept checkpoints: beyond that number,
-  the four consecutive deltas whose merge costs the least are merged.
+  at most twice as large as the others together). Therefore a lookup searches few deltas, and a row
+  is copied about once each time the deltas grow by a factor of four. A group of deltas that is
+  larger than a tenth of the bottom is left alone, because its merge would need as much free space
+  as the group takes. There are never more than 12 runs between two kept checkpoints: beyond that
+  number, the four consecutive deltas whose merge costs the least are merged.
 - Deltas are merged into the bottom when the base takes more than SPACE times the bottom. Only rows
   whose keys are in the range of one part of the bottom are merged: the part for which the deltas
-  have the most bytes. If updates are spread over the whole table, that part has twice the mean, so
-  merging a byte of a delta costs (1 + 2 s) / 2 s = 2.7 bytes, where s is SPACE - 1. In the files of
-  the deltas, the rows in that range are then dead until these files are removed.
+  have the most bytes. If updates are spread over the whole table, the deltas have twice as many
+  bytes for that part as for the mean part, so merging a byte of a delta costs
+  (1 + 2 s) / 2 s = 2.7 bytes, where s is SPACE - 1. The merged rows then stay in the files of the
+  deltas, as dead rows, until these files are removed.
 - A part of a delta is moved to the bottom, without being read, if nothing older has a key in its
   range. Therefore rows that are written in key order are never merged.
 - Tombstones are in runs of their own, which are merged with the deltas around them. A merge into
@@ -179,8 +180,8 @@ def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
 def _densest(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, hidden: NDArray[np.float64]
 ) -> Choice:
-    """Return the merge in the range of one part of the bottom. Of all parts, this part has the most
-    bytes of deltas and dead rows in its range per byte of its own."""
+    """Return the merge of all runs in the range of one part of the bottom: the part with the most
+    bytes of deltas and dead rows in its range, in proportion to its own bytes."""
     bottom = runs[0]
     cuts = _cuts(bottom)
     own = np.array([part.bytes for part in bottom], np.float64)
@@ -189,7 +190,7 @@ def _densest(
         gain += part.bytes_between(cuts)
     gain += [_dead((part,), dropped) for part in bottom]
     at = int(np.argmax(gain / np.maximum(own, 1)))
-    first, last = at, at + 1  # and the neighbours of this part, if the parts are small
+    first, last = at, at + 1  # extended by neighbouring parts if the parts are small
     while own[first:last].sum() < part_bytes / 2 and last - first < len(bottom):
         if last < len(bottom):
             last += 1

@@ -8,8 +8,8 @@ commit before it.
 
 Damage is collected: reading does not stop at the first error. A damaged record matters only if it
 is the newest record of its row. Therefore, for the head and for each kept label, a second step
-looks for the row in the state's newer files, which are later runs or segments of the log. This step
-reads only key indexes, and only if a record is damaged.
+looks for the row in those files of the state that are newer than the damaged file. This step reads
+only key indexes, and only if a record is damaged.
 
 Unnamed files are no error: a crash leaves them, and the next opening removes them. Files of a
 leader that a standby has begun to receive are not reported as unnamed, because the standby
@@ -79,7 +79,7 @@ class Affected(NamedTuple):
 
 @dataclass
 class Verification:
-    """The findings. `problems` is empty if the store is sound."""
+    """The findings of a verification. `problems` is empty if the store is sound."""
 
     files: int = 0
     bytes: int = 0
@@ -188,7 +188,7 @@ class _Verifier:
             if self._files.exists(IDENTITY):
                 self._fail(exc)
         if store_id and not any(map(self._files.exists, (catalogues.PATH, *ROOMS))):
-            return Catalogue(store_id)  # its creation was interrupted, so it is still empty
+            return Catalogue(store_id)  # the store's creation was interrupted, so it is empty
         try:
             if not self._files.exists(catalogues.PATH):
                 raise CorruptTableError(f"{catalogues.PATH}: missing")

@@ -3,8 +3,8 @@ memory.
 
 Arrays are on the host, or in the memory of the device that has the table's rows. Keys, gradients
 and outputs in the device's memory are used there. Arrays for work on the host, such as rows that
-are put, are copied to the host. All functions here run inside a call: the device follows a stream
-that may still be writing an array.
+are put, are copied to the host. All functions here run inside a call: they can make the device wait
+for a stream that is still writing an array.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,9 +10,9 @@ survive a crash if the commands are logged: opening the store executes them agai
                  an interval: a crash loses the commands since the last sync
     commands     a command is acknowledged when it is on the disk
 
-A command is appended when it gets its number, inside its call, so that the order of the command log
-is the order of the store. A thread writes and syncs the log while the next command is already being
-applied. Only the acknowledgement waits.
+A command is appended when it gets its number, inside its call. Therefore the log contains the
+commands in the order in which the store executed them. A thread writes and syncs the log while the
+next command is already being applied. Only the acknowledgement waits.
 
 An update is logged in its summed form: each key once, with the scaled sum of its gradients (rules 2
 and 4), which the engine has just computed, and a scale of 1. For a Zipf-distributed batch this
@@ -23,8 +23,8 @@ The log also contains the answers that clients may still need (answers.py).
 
 **Labels** are in the catalogue. The command log records them for standbys: one label when it is
 made, and all labels that are kept after a label was dropped or protected. The record of all labels
-is written again whenever the log is opened, because a crash may have come between the catalogue and
-the record.
+is written again whenever the log is opened, because a crash may have come between the writes of the
+catalogue and of the record.
 
 A look-ahead step is logged by its effect: an update of the tables' keys, and the session's new
 resume position.
@@ -93,8 +93,8 @@ class CommandLog:
         self.replay_s = 0.0
         """The approximate seconds that a replay of the uncommitted commands would take."""
         self.received: Record | None = None
-        """The record of a leader's command log whose command is being executed; it is appended
-        unchanged."""
+        """On a standby: the record, from the leader's command log, of the command that is being
+        executed. It is appended unchanged."""
         self._codec = codec
         self._storage = storage
         self._on_host = on_host
@@ -125,8 +125,8 @@ class CommandLog:
     def begin(
         self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
     ) -> Callable[[int, int], None]:
-        """Reserve space for a command. Return the function that appends the command, called with
-        its number and life. `is_own` : whether the log owns the command's arrays.
+        """Reserve space for a command. Return a function that appends the command, given its number
+        and life. `is_own` : whether the log owns the command's arrays.
 
         Raises CapacityError if there is no space; in this case nothing has changed.
         """
@@ -202,7 +202,8 @@ class CommandLog:
         return its end.
 
         If the commit is a checkpoint, its answer does not exist yet. Therefore the checkpoint's
-        origin is stored with the label; the catalogue has the label if the checkpoint was made.
+        origin is stored with the label; after a crash, the catalogue shows whether the checkpoint
+        was made.
         """
         self.files.segments.end()
         if label is not None and self.origin is not None:
@@ -269,8 +270,8 @@ class CommandLog:
 
     @property
     def mark(self) -> int:
-        """The mark that must be durable before an acknowledgement can be given now; 0: there is
-        none."""
+        """The mark (a position in the log) up to which the log must be durable before a command can
+        be acknowledged now; 0: the command need not wait."""
         return self.files.appended if self.is_durable else 0
 
     def wait(self) -> None:

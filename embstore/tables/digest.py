@@ -1,8 +1,9 @@
 """A table's digest, which is maintained by block (contract.md, rule 11).
 
 The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
-digests, together with the set of blocks that were written since, so that only these blocks are
-hashed again. Before the first digest nothing is kept, so that a table without digests has no cost.
+digests, together with the set of blocks that were written after the last digest, so that only these
+blocks are hashed again. Before the first digest nothing is kept, so that a table without digests
+has no cost.
 
 **In slices.** A digest covers the table as of the command at which the digest begins. The rows are
 read in slices (slices.py), in the order of their keys, which is the order of the base's files. If a
@@ -39,7 +40,7 @@ class KeySet:
         self._size = 0
 
     def add(self, keys: Keys, shift: int) -> None:
-        """Add every key >> shift."""
+        """Add key >> shift for each of some keys."""
         if 2 * (self._size + len(keys)) > len(self._keys):
             members = self.members()
             larger = np.full(1 << (4 * (len(members) + len(keys)) - 1).bit_length(), EMPTY_KEY)
@@ -124,8 +125,8 @@ class Reading:
         self._deleted: list[Keys] = []
 
     def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
-        """Copy those rows that are still to be read, and are about to be changed or deleted. Call
-        this with the engine."""
+        """Copy the rows of `keys` that the digest still has to read, before a command changes or
+        deletes these rows. Call this with the engine."""
         blocks = keys >> _BLOCK_SHIFT
         wanted = blocks >= self._next_block
         if not self._is_whole:

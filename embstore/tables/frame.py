@@ -44,7 +44,8 @@ from embstore.tables.command_log import CommandLog
 from embstore.tables.logged import SessionPlace
 
 LATER: Any = object()
-"""A placeholder for a command that is not known yet."""
+"""A placeholder for a command that is known only later in its call, which then passes it to
+`Frame.logs`."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _IS_BUSY = (
@@ -119,10 +120,10 @@ class Frame:
         even_paused: bool = False,
     ) -> AbstractContextManager[None]:
         """Run a command that writes. If it does not raise, it is counted and logged. A read-only
-        store refuses this.
+        store refuses the command.
 
-        command : the command to log, which has the same effect; None: no row or table changes;
-            LATER: the command is passed to `logs` inside the call
+        command : the command to log, which has the same effect as the running command; None: no row
+            or table changes; LATER: the command is passed to `logs` inside the call
         place : the resume position of a session after the command
         even_paused : whether the command runs even while writes are paused
 
@@ -205,8 +206,9 @@ class Frame:
                     self.close(self._close)
 
     def stand_at(self, command: int) -> None:
-        """Continue after a command of another store's history. A new life begins with this command,
-        because this process may have used the command's number before. Inside a call."""
+        """Continue after the command of number `command` in another store's history. A new life
+        begins with this command, because this process may have used the command's number before.
+        Inside a call."""
         self.command_number, self.life = command, lives.new_id()
         before = tuple(one for one in self.lives if one.first < command)
         self.lives = lives.numbered(before, self.life, command)
@@ -260,8 +262,8 @@ class Frame:
         arrays. Fail the store if the call was cut off, or if the device is lost.
 
         Every exception that is not one of the store's errors, such as an exception of a signal
-        handler, cuts off a command: the command may have changed rows. If the call can be refused
-        instead of `exc` being raised, return the error that refuses it.
+        handler, cuts off a command that writes: the command may have changed rows. If the call can
+        be refused instead of `exc` being raised, return the error that refuses it.
         """
         refusal = None
         if _is_lack(exc) and not self.storage.is_changing:

@@ -9,8 +9,8 @@ from typing import Any
 from embstore.layout import Layout
 
 SLICE_ROWS = 1 << 14
-"""The most rows for which a slice looks; for a dense table a slice can exceed this number by part
-of a block. Slices are smaller while calls wait."""
+"""The most rows that a slice searches; for a dense table a slice can exceed this number by part of
+a block. Slices are smaller while calls wait."""
 _SLICE_BYTES = 4 << 20
 """The most bytes of rows, approximately, that are copied in a slice."""
 AHEAD_BYTES = 32 << 20
@@ -19,7 +19,7 @@ HASH_THREADS = 2
 
 
 def slice_rows(layout: Layout) -> int:
-    """Return the number of rows for which a slice looks while no call waits."""
+    """Return the number of rows that a slice searches while no call waits."""
     return min(SLICE_ROWS, max(1, _SLICE_BYTES // layout.record_bytes))
 
 

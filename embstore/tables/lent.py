@@ -2,7 +2,8 @@
 
 The trainer's rows are in slots of the device's memory, outside the cache. The kernels that read and
 update these rows are those for the store's rows. An update that takes effect later uses other
-slots: the rows are copied to these slots, updated, and copied back.
+slots: the rows are copied to these slots and updated there, and are copied back when the update
+takes effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +129,7 @@ class _Shown:
 
 
 class _SlotMemory:
-    """Slots of one layout, at least as many as were requested. It is used with the engine."""
+    """Slots of one layout, at least as many as were requested. Callers have the engine."""
 
     def __init__(self, lent: Lent, layout: Layout) -> None:
         self._memory = lent.device.memory
@@ -153,7 +154,7 @@ class _SlotMemory:
 
 
 class _Copies:
-    """A marker that the rows of an update are in the slots of copies."""
+    """A marker in place of updated rows, which are in the slots for copies."""
 
 
 class QueuedLentRows:

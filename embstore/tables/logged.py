@@ -1,7 +1,7 @@
 """Reading the records of the command log.
 
 A record's body is the length of a JSON object (4 bytes) and the object, padded together to a
-multiple of 64, followed by the command's message, which is encoded as on the wire.
+multiple of 64 bytes, followed by the command's message, which is encoded as on the wire.
 """
 
 import json

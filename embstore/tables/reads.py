@@ -1,8 +1,8 @@
 """Lookups: rows by key, pooled rows, whole rows. A lookup changes no row.
 
 With `admit=False` a lookup does not change the cache: it uses resident rows, reads other rows
-without keeping them, and changes no score. So evaluation costs a training in progress nothing but
-time.
+without keeping them, and changes no score. Therefore an evaluation costs a running training some
+time, but none of its cached rows.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def lookup(
 ) -> bool:
     """Write the weights of every key of share i to outs[i], (n_i, dim) float32.
 
-    If `resident_only`, return False without any effect if a row is not in the cache.
+    With `resident_only`, return False, without any effect, if a row is not in the cache.
     """
     if _needs_no_batch(shares) and _looked_up(shares, outs, admit=admit):
         stages.laps += "gather", now()

@@ -26,7 +26,7 @@ _ABSENT = (1 << 40) - 1
 
 
 class RowSnapshot:
-    """Copies of rows of one pool, by row key. It is used with the engine."""
+    """Copies of rows of one pool, by row key. Callers have the engine."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Long work in slices: pieces of work that use the engine in turn with other calls.
+"""Long work in slices: pieces of work, between which other calls use the engine.
 
 Work on many rows is done in slices, in the calling thread: other calls wait only a few milliseconds
 for the running slice, and not for the whole work. Before each slice the caller is notified of the
@@ -79,8 +79,8 @@ class Slices:
 
     @contextmanager
     def after_others(self, lock: threading.Lock) -> Iterator[None]:
-        """Take a lock other than the engine's, for works that must run one after the other. The
-        wait for the lock can be ended in the same way as the work between slices.
+        """Take a lock that lets only one long work of a kind run at a time. It is not the engine's
+        lock. The wait for the lock can be ended in the same way as the work between slices.
 
         This must not be called with the engine: the owner of the lock waits for the engine before
         its next slice.

@@ -1,10 +1,10 @@
 """The digest of a sparse table (contract.md, rule 11): one pass over all rows, in stored order.
 
 Leaves are sums of hashes, so rows can be read in any order, but each row must be read only once.
-Files store rows by row number. An id gets its row number when its row is logged for the first time,
-and keeps this number. The rows are read in two parts:
+Files store rows by row number. An id (a sparse key) gets its row number when its row is logged for
+the first time, and keeps this number. The rows are read in two parts:
 
-    first   ids that had a number after the cache was searched for dirty rows, by number
+    first   ids that had a number when the search of the cache for dirty rows ended, by number
     second  dirty rows whose ids had no number at that time
 
 A row that was written when the digest began is in one of these parts: it was dirty and was found in
@@ -101,8 +101,8 @@ class SparseReading:
         self._deleted: list[Keys] = []
 
     def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
-        """Copy those rows that are still to be read, and are about to be changed or deleted. Call
-        this with the engine."""
+        """Copy the rows of `keys` that the digest still has to read, before a command changes or
+        deletes these rows. Call this with the engine."""
         if are_deleted:
             self._deleted.append(keys)
         self._aside.add(keys[self._numbers_of(keys) >= self._next])

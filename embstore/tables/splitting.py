@@ -14,10 +14,10 @@ between commands (`Arena.move_slice`). Pins in slots that move are taken back: h
 again in other slots, and steps with a row in such slots are planned again. If the log has no space
 for the dirty rows of a slice, nothing moves until the next decision.
 
-**Floors.** Independently of the measured misses, a pool keeps a sixty-fourth of the budget, the
-rows of its largest recent call, and as many slots as are pinned, up to an equal part of half the
-budget. A call that does not fit is done in parts, which takes far longer than reading its missing
-rows.
+**Floors.** Independently of the measured misses, a pool keeps at least a sixty-fourth of the
+budget. It also keeps slots for the rows of its largest recent call, or as many slots as are pinned
+if these are more, up to an equal part of half the budget. A call that does not fit is done in
+parts, which takes far longer than reading its missing rows.
 
 **The budget.** Memory of indexes beyond the budget is released first, independently of measurements
 (`Arena.keep_to_budget`).
@@ -146,7 +146,8 @@ class Splitting:
         self._bytes_left, self._has_unseen = 0, False
 
     def decide(self) -> bool:
-        """Decide, if it is time; return whether slots must be moved. Call this between commands."""
+        """Decide about the split, if a decision is due; return whether slots must be moved. Call
+        this between commands."""
         if self._arena.may_exceed:
             return True
         if not self.is_due:

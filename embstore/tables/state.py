@@ -71,7 +71,8 @@ class TableState:
 
     @contextmanager
     def moving_rows(self) -> Iterator[None]:
-        """Run a write that moves rows between shards: it changes no row for the clients."""
+        """Run a write that moves rows between shards. For clients it changes no row, so `written`,
+        the number of the last command that changed rows, stays the same."""
         written = self.written
         yield
         self.written = written
@@ -90,8 +91,8 @@ class TableState:
         return self.number, self.limit, keys
 
     def entry(self) -> TableEntry:
-        """Return the table's entry in a commit. It is the same object as long as nothing
-        changes."""
+        """Return the table's entry in a commit. As long as nothing changes, all calls return the
+        same object."""
         old, now = self.recorded, (self.rows, self.learning_rate, self.t, self.written)
         if (old.rows, old.learning_rate, old.t, old.written) != now:
             self.recorded = TableEntry(self.table_id, old.identity, *now)
@@ -137,8 +138,8 @@ class PoolBatch:
     shares: list[Share]
     batch: Batch
     counts: Counts | None = None
-    """The accesses that each position stands for, (n,); None: 1 each. Counts are not part of the
-    batch, because the batch may be that of an earlier call with other counts."""
+    """The accesses that each position of the batch stands for, (n,); None: 1 each. Counts are not
+    part of the batch, because the batch may be that of an earlier call with other counts."""
 
     @property
     def gradients(self) -> list[Gradients]:
@@ -158,7 +159,7 @@ def batches(
     shares: Sequence[Share], *, grouped: bool = False, of: str = "", known: bool = False
 ) -> list[PoolBatch]:
     """Return the batches of a command, one per pool. Kernels are queued: call `synchronize` before
-    the batches' findings are used.
+    the findings (`Batch.found`) are used.
 
     Parameters
     ----------
@@ -216,8 +217,8 @@ def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None
 def synchronize(parts: Sequence[PoolBatch]) -> None:
     """Wait for queued work of the device, and refuse a key outside [0, rows) of its table.
 
-    Nothing is refused if a batch `needs_order`: the first key, which the error must name, may be a
-    key of that batch.
+    Nothing is refused if a batch `needs_order`: the error must name the first such key, and it may
+    be in that batch.
     """
     if len(parts) > 1:  # one wait for all batches
         parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])

@@ -21,8 +21,8 @@ from embstore.tables.writes import Summed
 
 
 def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Summed | None:
-    """Return a function that logs the sums of the running call, whose command is LATER. Return None
-    if there is no command log."""
+    """Return a function that logs the sums of the running call, which has passed LATER as its
+    command. Return None if there is no command log."""
     if frame.log is None:
         return None
 

@@ -248,7 +248,7 @@ class Tables:
                 )
 
     def check_room_for(self, checkpoint: KeptState) -> None:
-        """Refuse a checkpoint if its tables have no room in the cache, or in its level two."""
+        """Refuse to restore a checkpoint whose tables have no room in a level of the cache."""
         below_bytes = self.host_cache.budget_bytes
         self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
         if self.host_arena is not None and (levels := self.device.levels) is not None:

@@ -80,7 +80,7 @@ def update(
     Raises
     ------
     InvalidArgumentError : a key is out of range, an optimizer does not accept the learning rate, or
-        rule 9 refuses a gradient and such an update is not to be skipped.
+        rule 9 refuses a gradient and `on_nonfinite` is not "skip".
     CapacityError, CorruptTableError : nothing has changed.
     """
     tables = [share.table for share in shares]
@@ -228,8 +228,8 @@ def delete(share: Share, session: str = "") -> int:
 def clear(
     table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None, session: str = ""
 ) -> int:
-    """Delete all rows of a table. Return how many written rows had keys that the store `owns`;
-    None: the store owns all keys.
+    """Delete all rows of a table. Return how many of the written rows this store owns: those for
+    whose keys `owns` returns True; None: all.
 
     Raises the errors of `delete`.
     """

@@ -1,8 +1,9 @@
 """The keys of the written rows of a table, or of the written rows in some blocks of its keys.
 
 A written row is dirty in the cache, or in the log, or in the base. Each of these three places lists
-the keys in it, so that the cost depends on the number of written rows and not on the range of their
-keys: a query for every key of a block would cost 256 queries for a single row in the block.
+its keys. Therefore the cost depends on the number of written rows and not on the range of their
+keys. Rejected: a query for every key of a block, which would make 256 queries for a single row in
+the block.
 
 Cache, log and base are queried in slices, while other calls run. Rows move in one direction only,
 from the cache to the log, and from the log to the base. The places are queried in the same order,
@@ -77,8 +78,8 @@ def written_ids(pool: Pool) -> Keys:
 
 
 class WrittenKeys:
-    """The written row keys of a table. The object is made with slices of the engine, and can then
-    be used on any thread."""
+    """The written row keys of a table. Making the object takes the engine in slices; afterwards any
+    thread can use the object."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
     DEVICE_SEGMENT   client   requests this many bytes of the GPU's memory; the client no longer
                               uses its previous segment
     DEVICE_SEGMENT   server   the segment: the GPU, a handle of the memory and one of an event
-    ON_DEVICE        client   for the CALL that follows: the size of its arrays, which begin the
-                              segment; the client wants the rows after them
+    ON_DEVICE        client   announces the next CALL: the size of its arrays, which are at the
+                              beginning of the segment; the client wants the rows after them
 
 In the headers of CALL and RESULT, both sides name arrays by their offset in the segment
 (device_places.py). The rows come after the arrays of the call.
@@ -55,8 +55,8 @@ def on_device(byte_count: int) -> bytes:
 
 
 def size_of(body: bytes) -> int:
-    """Return the number of bytes that a frame of a client contains: those requested, or those of a
-    call's arrays."""
+    """Return the size in a client's frame: the bytes that it requests, or the bytes of a call's
+    arrays."""
     check(len(body) == _SIZE.size)
     (size,) = _SIZE.unpack(body)
     return int(size)

@@ -1,17 +1,17 @@
-"""Values that are sent with a command. The origin of a mutating command ensures that it is applied
-once. The version of the shard map is the one by which a command to a shard was split."""
+"""Values that are sent with a command. The origin of a mutating command ensures that the command is
+applied once. The version of the shard map tells a shard by which map a command was split."""
 
 from dataclasses import dataclass
 
 CLIENT_ID_CHARACTERS_MAX = 64
 MAP_METADATA = "embstore-map"
-"""The metadata key of the version of the map by which a call was split."""
+"""The metadata key of the version of the shard map by which a call was split."""
 _DIGITS_MAX, _NO_MAP = 19, 1 << 63
 
 
 def map_version(text: str | bytes) -> int:
-    """Return the version in metadata; 0: there is none. Text that is no version becomes a version
-    that no map has."""
+    """Return the version of the shard map in a call's metadata; 0: there is none. For text that is
+    not a version, return a version that no map has."""
     if not text:
         return 0
     is_number = isinstance(text, str) and text.isascii() and text.isdecimal()

@@ -15,9 +15,9 @@ message.
     a dataclass               a message
     TableConfig               a message with a oneof for optimizer and initializer (configs.py)
 
-If the message has no such field, a field of the dataclass is not sent; `command` of an
-acknowledgement is read from the reply's context. A codec is made once per pair of dataclass and
-message type.
+A field of the dataclass is not sent if the message has no field of its name. For example, `command`
+of an acknowledgement is read from the reply's context instead. A codec is made once per pair of
+dataclass and message type.
 """
 
 import json
@@ -49,7 +49,7 @@ Decode = Callable[[Any, Any, str], Any]
 
 
 class Field(NamedTuple):
-    """How a field that is no scalar is converted; `Codec` itself handles arrays and parts."""
+    """The conversion of a field that is not a scalar; `Codec` itself converts arrays and parts."""
 
     name: str
     encode: Encode
@@ -292,7 +292,8 @@ def _config(wire: FieldDescriptor) -> tuple[Encode, Decode]:
 
 
 class _Infos(Codec):
-    """Facts of a server about itself, with facts that a client's code cannot know."""
+    """The codec of a server's facts about itself, with more facts that a client's code cannot
+    know."""
 
     _LIMITS = ServerLimits, pb.ServerLimits.DESCRIPTOR
 

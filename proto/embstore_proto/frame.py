@@ -87,7 +87,7 @@ def _varint(value: int) -> bytes:
 # Sending
 
 Writer = Callable[[NDArray[Any]], object]
-"""A function that computes an array, and writes it into the given memory of the array's shape."""
+"""A function that computes an array, and writes it into a given array of the same shape."""
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]
 
 
@@ -115,8 +115,8 @@ class Message:
         self.payload_bytes = 0
 
     def add(self, array: "NDArray[Any] | Computed | Deltas") -> pb.Array:
-        """Append an array of a dtype of the wire, and return its description with its position, for
-        the header. uint16 values are the bits of bfloat16."""
+        """Append an array of a dtype in `DTYPE_OF`, and return its description with its position,
+        for the header. The values of a uint16 array are the bits of bfloat16 values."""
         part: NDArray[Any] | Writer
         if isinstance(array, Computed):
             dtype, shape, part = pb.DTYPE_FLOAT32, array.shape, array.write

@@ -1,4 +1,4 @@
-"""Commands and results in the command log, as the same messages that are sent on the wire.
+"""Commands and results in the command log, encoded as the messages that are sent on the wire.
 
 One codec serves the log and the wire. Therefore the log can be read in any language for which the
 .proto file can be compiled, and each format is described only once.

@@ -1,8 +1,8 @@
 """The JSON Schema of a message's protobuf-JSON, for the OpenAPI document.
 
-A reply contains every field that has no presence, under its name in the .proto file. Requests are
-accepted in more forms than the schema describes: with lowerCamelCase names, and with null for an
-absent field.
+A reply contains every field without presence (in protobuf's sense), under its name in the .proto
+file. Requests are accepted in more forms than the schema describes: with lowerCamelCase names, and
+with null for an absent field.
 """
 
 from typing import Any

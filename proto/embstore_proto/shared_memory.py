@@ -9,7 +9,7 @@ in frames on the socket, and each side reads every byte of a frame once.
     HELLO      client    authorization, label
     SEGMENT    client    requests a segment of this many bytes
     SEGMENT    server    the segment, with its descriptor; it replaces the previous segment
-    CALL       client    verb, header, payload; seconds left, bytes of the segment to keep
+    CALL       client    verb, header, payload; the seconds that are left until the deadline
     RESULT     server    header, payload: the answer, or the last of several
     PART       server    header, payload: one of several answers, others follow
     ERROR      server    the error's class and text; the call has ended
@@ -96,7 +96,7 @@ class Refusal(NamedTuple):
 
 
 def frame_of(kind: Kind, *parts: bytes, small: int = 0) -> bytes:
-    """Return a frame of a kind."""
+    """Return a frame of a kind; `small` is a number from 0 to 255 in the frame's head."""
     return b"".join((_HEAD.pack(sum(map(len, parts)), kind, small), *parts))
 
 

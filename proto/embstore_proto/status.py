@@ -102,7 +102,7 @@ def _fitting(text: str) -> int:
 def error_of(
     code: StatusCode, details: str | None, trailing: Iterable[tuple[str, str | bytes]] | None
 ) -> EmbstoreError | None:
-    """Return the error of a server's status, or None if the status names none.
+    """Return the error of a server's status, or None if the status is not from embstore's server.
 
     A status without a name comes from gRPC itself: no connection, a deadline, a cancelled call.
     """

@@ -1,9 +1,10 @@
 """The wire form of each verb: converts commands and results to messages and back.
 
-A verb has one name everywhere: as a command, as a method of the .proto file, and as a handler. Its
-messages are found by that name: the request is `NameRequest`, and the .proto file declares the
-reply of the method. Fields are converted by their annotations (fields.py). A result is either a
-dataclass with the reply's fields, or the one field of the reply apart from its context.
+A verb has one name everywhere: as a command, as a method of the .proto file, and as a handler. The
+verb's messages are found by that name: the request of the verb `Name` is `NameRequest`, and the
+.proto file declares the method's reply. Fields are converted by their annotations (fields.py). A
+result is either a dataclass with the reply's fields, or the one field of the reply apart from its
+context.
 
 A *control* verb has plain messages. A *bulk* verb has messages {header, padding, payload} with
 arrays in the payload (frame.py). Unless the verb is streamed anyway, it also has a stream twin for

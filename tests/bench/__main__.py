@@ -1,10 +1,11 @@
-"""The benchmark: the store, embedded and served, beside its peers; the service beside the bare
-wire; its storage beside the bare disk.
+"""The benchmark of embstore: the store, embedded and served, beside other systems; the service
+beside bare gRPC; its storage beside the bare disk.
 
-``python -m tests.bench`` measures everything whose packages are installed, prints all figures and
-the goals, and writes a JSON into ``docs/figures/``. Every contender lives in a process of its own,
-so that no peer's thread pool, allocator or processor flags touch another's figures; the parent lets
-them run in rounds, one at a time, so that a slow minute of the machine falls on all of them alike.
+``python -m tests.bench`` measures every contender whose packages are installed, prints all figures
+and the goals, and writes a JSON file into ``docs/figures/``. Each contender has a process of its
+own, so its thread pool, allocator and processor flags do not change the figures of another
+contender. The parent process lets the contenders run in rounds, one at a time, so a slow minute of
+the machine affects all of them equally.
 """
 
 import dataclasses

@@ -1,12 +1,14 @@
-"""Bare gRPC: what bytes cost where nothing is made of them, as a yardstick for the service.
+"""Bare gRPC: the time to send bytes that no store has to compute, as a yardstick for the service.
 
-The server is what any gRPC server in Python must be, and no more: one event loop in a process of
-its own, handlers without serialisers, no store, no messages. It counts the bytes that come and
-answers with bytes that were prepared before. They are random: pages of zeros are all one page of
-memory, and would cost less to send. The client has the channel options of the real one, and throws
-the answer away as it comes (a **sink**).
+The server does only what every gRPC server in Python has to do. It has one event loop in a process
+of its own, and handlers without serialisers; it has no store, and parses no messages. It counts the
+bytes that it receives, and answers with bytes that were prepared before. The prepared bytes are
+random, because pages of zeros would all be one page of memory, and would take less time to send.
+The client has the same channel options as embstore's client. It is a **sink**: it discards the
+answer as it arrives.
 
-Requests and replies go whole, in a unary call, or as a stream of chunks cut as the real ones are.
+Each request or reply is sent either whole, in a unary call, or as a stream of chunks, cut as the
+service cuts them.
 """
 
 import asyncio

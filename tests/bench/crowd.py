@@ -1,10 +1,11 @@
-"""Many clients at once: does the server share itself fairly?
+"""Many clients at once: does the server divide its time fairly among them?
 
-Each client is a process with one connection, in a closed loop: lookup, update, lookup again. All
-begin at one instant and stop at another; each counts the calls that it finished in between. They
-ask for the same number of keys, so that calls are a measure of what each got: **fair** is that the
-slowest has at least half of the mean. With more clients than cores the processes compete for the
-machine too, and what that adds is in the figure.
+Each client is a process with one connection. It calls in a closed loop: lookup, update, lookup
+again. All clients begin at one instant and stop at another, and each client counts the calls that
+it finished in between. All clients request the same number of keys per call, so the number of calls
+measures the share that a client got. The server is **fair** if the slowest client has at least half
+of the mean number of calls. If there are more clients than cores, the processes also compete for
+the cores, and the figure includes this competition.
 """
 
 import contextlib

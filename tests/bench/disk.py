@@ -1,4 +1,4 @@
-"""The bare disk: what the store's storage is compared with, and how to make its files cold."""
+"""The bare disk, a yardstick for the store's storage; and a function that makes files cold."""
 
 import gc
 import os

@@ -1,12 +1,15 @@
-"""What durability costs: the same training at each level, beside the disk's own append and sync.
+"""The cost of durability: the same training at each durability level, beside plain appends to a
+file that are synced.
 
-One trainer, in the same process and over gRPC, takes turns with the levels: a lookup and an update
-of a batch, and updates of one key. The yardstick is a file to which as many bytes as a logged
-command has are written one after the other, and synced. Then a store that was killed is
-opened: how long executing its commands again takes, beside how long they took.
+One trainer, in the store's process and over gRPC, takes turns with the levels. At each level it
+takes steps (a lookup and an update of a batch), and updates of one key. The yardstick is a file to
+which records are appended and synced one after the other, each of the size of a logged command.
+Another part opens a store that was killed, and compares two times: the time to execute the store's
+commands again, and the time that they took at first.
 
-The yardstick's file has been written whole before it is written over, as the log's have once a
-commit has been made: to write where nothing was takes several times as long.
+The yardstick's file is written in full before the measurement, and then overwritten. The files of
+the command log are overwritten in the same way, as soon as a commit was made. To write to a new
+part of a file would take several times as long.
 """
 
 import contextlib

@@ -1,14 +1,14 @@
-"""embstore as a contender: in this process, as a service, and through shared memory.
+"""embstore as a contender: in the worker's process, as a service, and through shared memory.
 
-Before the first round every row has been written once, coldest first: no lane reads initial rows,
-and an LRU cache holds the hot part. ``embstore-1-table`` and ``embstore-26-tables`` make the same
-calls over the same rows: key k of the one is row k // 26 of table k % 26 of the other. Only the
-number of tables differs.
+Before the first round every row is written once, the coldest row first. So no lane reads initial
+rows, and an LRU cache contains the hot rows. ``embstore-1-table`` and ``embstore-26-tables`` make
+the same calls over the same rows: key k of the single table is row k // 26 of table k % 26. Only
+the number of tables differs.
 
-**service**, **shared**: the worker is the trainer. It holds the client and does the client's share
-of the work (keys made unique, gradients summed, rows spread); the server is its child, with every
-row in its cache. Through shared memory the rows of a lookup are used where they are, and given back
-when the next batch's rows have come.
+**service**, **shared**: the worker is the trainer, and the server is its child process, with every
+row in the cache. The worker has the client, and does the client's share of the work: it makes keys
+unique, sums gradients, and spreads rows. Through shared memory, the rows of a lookup are used in
+the memory in which they arrive. This memory is given back when the next batch's rows have arrived.
 """
 
 import pathlib

@@ -1,8 +1,10 @@
-"""Tables as files, beside a plain copy of as many bytes: an export to each format, then its import.
+"""Tables as files: an export to each format and then its import, beside a plain copy of as many
+bytes.
 
-The server is a process of its own, reached through shared memory. The yardstick is a copy of a file
-as large as the rows, written piece by piece and synced, as an export is; it is measured again
-before each, since the disk's speed is that of the moment. Ratios of medians are what to look at.
+The server is a process of its own, and is reached through shared memory. The yardstick is a copy of
+a file as large as the rows. Like an export, the copy is written piece by piece, and synced. The
+copy is measured again before each export or import, because the speed of the disk changes. The
+ratios of medians are the results to compare.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The goals of the store, the service and its storage."""
+"""The benchmark's goals for the store, the service and its storage."""
 
 from tests.bench.memory import ALLOWANCE_BYTES
 from tests.bench.report import Goal

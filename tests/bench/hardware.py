@@ -1,4 +1,6 @@
-"""What a run ran on: machine, packages, commit. Stored beside every figure."""
+"""A description of what a run ran on: the machine, the packages and the commit. It is stored with
+all figures.
+"""
 
 import contextlib
 import importlib.metadata

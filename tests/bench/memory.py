@@ -1,9 +1,9 @@
-"""Anonymous memory of a process that loads no peer and does with a store all there is to do.
+"""Anonymous memory of a process that loads no other contender, and uses a store in every way.
 
-The worker runs; the parent reads RssAnon of /proc/PID/status every few milliseconds, so the peak
-inside a checkpoint or a digest counts too. The interpreter, NumPy, Numba's compiler, the trace and
-the gradients are in the figure: the 300 MiB beside ``cache_bytes`` are for them, and for what the
-store holds outside its budget.
+The worker uses the store. Meanwhile the parent process reads RssAnon of /proc/PID/status every few
+milliseconds, so the peak within a checkpoint or a digest counts, too. The figure includes the
+interpreter, NumPy, Numba's compiler, the trace and the gradients. The goal allows 300 MiB in
+addition to ``cache_bytes`` for them, and for everything that the store keeps outside of its budget.
 """
 
 import pathlib

@@ -1,17 +1,19 @@
-"""What a quiet caller notices of a greedy one, which has a token of its own and does its worst.
+"""The effect on a quiet caller of a greedy caller, which has a token of its own and exhausts one
+limit of the server at a time.
 
-The quiet one trains on a small batch, and looks one key up, again and again. Beside it a process of
-the greedy one's attacks one limit at a time (`ATTACKS`): it goes on whatever it is answered. How
-much longer the quiet one's calls take, at the median and at 99 %, is the figure. A row of another
-quiet caller, who does the same as the first, tells what two on this machine are to each other.
+The quiet caller trains on a small batch and looks up one key, again and again. Meanwhile a process
+of the greedy caller attacks one limit (`ATTACKS`), and continues whatever the server answers. The
+figure is how much longer the quiet caller's calls take, at the median and at the 99th percentile.
+For comparison, one row of the results has a second quiet caller in place of the greedy caller: it
+shows how two callers on this machine affect each other without an attack.
 
-The greedy one's process gives way to all others (`nice`): what is measured is what it takes of the
-server, and not of the processors, which two jobs on two hosts do not share. Its token has
-limits for a call and for tables, as an operator would bound it.
+The greedy process has a lower priority than all others (`nice`), because the benchmark measures
+what it takes from the server. What it takes from the processors is not of interest: two jobs on two
+hosts do not share processors. The token of the greedy caller has limits for a call and for tables,
+as an operator would set them.
 
-`python -m tests.bench.neighbour ATTACK ADDRESS DIM` is the greedy one. Each attack goes on,
-whatever it is answered, until it is killed. It says when it has begun. Its token is in
-EMBSTORE_TOKEN.
+`python -m tests.bench.neighbour ATTACK ADDRESS DIM` is the greedy process, with its token in
+EMBSTORE_TOKEN. It prints a line when the attack has begun, and continues until it is killed.
 """
 
 import contextlib

@@ -1,11 +1,12 @@
 """The headlines of four papers beside our figures on the same kind of work, as a table.
 
 ``python -m tests.bench.papers`` reads the newest results of `tests.bench.hot` and of
-`tests.bench.lookahead` in ``docs/figures/``; ``make papers`` measures both before. The page
-``docs/papers.md`` has the table of the files that it names.
+`tests.bench.lookahead` in ``docs/figures/``; ``make papers`` runs these two benchmarks before. The
+page ``docs/papers.md`` has the table, made from the result files that the page names.
 
-A paper's figure is of its authors' machine, model and baseline. Ours is a ratio of two runs on one
-machine, which is named in the files. Neither shows what the other's machine would do.
+The figures of a paper depend on its authors' machine, model and baseline. Our figures are ratios of
+two runs on one machine, which the result files name. Neither of them shows what would be measured
+on the other machine.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Redis as an embedding store: MGET and MSET of the batch's unique keys, over a Unix socket.
 
-It is given every advantage: duplicate keys are removed, names made and values cut before the
-clock starts; nothing is written to disk; no optimizer runs (a trainer would, between MGET and
-MSET). Lookup is MGET and one array of the replies; update is MSET. The server's thread and the
-client's are the two threads; where hiredis is installed, the client parses with it.
+Redis is given every advantage. Duplicate keys are removed, key names are made and values are cut
+before the clock starts. Nothing is written to disk. No optimizer runs, although a trainer would run
+one between MGET and MSET. A lookup is MGET and one array made from the replies; an update is MSET.
+The two threads are the server's and the client's. If hiredis is installed, the client parses with
+it.
 """
 
 import contextlib

@@ -1,12 +1,14 @@
-"""Peers in this process, on the CPU: torch's nn.Embedding and FBGEMM's table-batched embedding.
+"""Other systems in this process, on the CPU: torch's nn.Embedding, and FBGEMM's table-batched
+embedding.
 
-Lookup is the forward pass, and update the backward one. Behind torch's, which makes the sparse
-gradient of the batch as it is, comes the step of an Adagrad that sums duplicate keys and keeps one
-accumulator per weight: torch has no row-wise one. FBGEMM applies exact row-wise Adagrad inside its
-backward pass; pooling NONE makes every key a bag of its own.
+A lookup is the forward pass, and an update is the backward pass. torch's backward pass makes the
+sparse gradient of the batch, without summing it. A step of Adagrad follows, which sums the
+gradients of duplicate keys and keeps one accumulator per weight, because torch has no row-wise
+Adagrad. FBGEMM applies exact row-wise Adagrad inside its backward pass; pooling NONE makes every
+key a bag of its own.
 
-Lanes with one thread run beside them and count as peers too: the barriers of OpenMP spin, and where
-anything else runs on the cores, two threads were seen to take 13 times as long as one.
+Lanes with one thread run, too, and count as contenders. The barriers of OpenMP spin: if another
+process ran on the cores, two threads sometimes took 13 times as long as one.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, where it is installed; and that of transports."""
+"""Pictures by matplotlib, if it is installed, among them the picture of the transports."""
 
 import importlib
 import pathlib

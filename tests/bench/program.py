@@ -1,7 +1,8 @@
-"""A benchmark as a program: its arguments, its parts one after the other, and where results go.
+"""A benchmark as a program: its arguments, its parts, which run one after the other, and the path
+of its results.
 
-The exit status is 1 when a part broke. A peer that is not installed, and a goal that is missed, are
-results.
+The exit status is 1 if a part failed with an error. A contender that is not installed, or a goal
+that is missed, is an ordinary result.
 """
 
 import argparse

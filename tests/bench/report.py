@@ -1,7 +1,7 @@
-"""Goals, the text that is printed at the end, and the JSON: of every benchmark here.
+"""Goals, the text that is printed at the end, and the JSON file, for every benchmark here.
 
-The text has every figure of the results, by its path; what a program says of itself, and what is
-too much to be read, is in the JSON alone.
+The text has every figure of the results, with its path in the results. Only the JSON file has what
+a program says about itself, and lists too long to read.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
 """Rounds over lanes, and their medians.
 
-A **lane** is one thing that is timed: a peer, or the store with one cache size. It answers a
-batch with a lookup and then an update, as a training step does, and keeps its own place in the
+A **lane** is one thing that is timed: another system, or the store with one cache size. It answers
+a batch with a lookup and then an update, as a training step does, and has its own position in the
 trace. A **contender** is a process with one or more lanes. In every round every lane runs a few
-batches, in an order that turns from round to round; what a lane needs that is no part of the
-service (a tensor that shares the keys' memory, key names) it makes in ``prepare``, which is not
-timed.
+batches, and the order of the lanes rotates from round to round. A lane may need objects that are
+not part of the service (a tensor that shares the keys' memory, the names of keys). It makes them in
+``prepare``, which is not timed.
 """
 
 import gc

@@ -1,4 +1,6 @@
-"""How much is measured of the store, the service and its storage (`sizes.py`)."""
+"""The sizes of the benchmark of the store, the service and its storage, as fields of a dataclass
+(`sizes.py`).
+"""
 
 import os
 from dataclasses import dataclass

@@ -1,7 +1,9 @@
-"""Servers of the benchmark's own, each a real process, and what they count of themselves.
+"""Servers that the benchmarks start, each a real process, and the counts that these servers keep of
+their own calls.
 
-What the extra `server` brings is looked for first: where it is missing, who asks for a server is
-skipped with the names of what to install, and no process is started that could only end.
+The packages of the extra `server` are looked for first. If a package is missing, a part that needs
+a server is skipped, with the names of the packages to install, and no process is started that could
+only fail.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Sizes of a program: a frozen dataclass, each field of which says once what it is in every size.
+"""The sizes of a program: a frozen dataclass, each field of which gives its value for the full size
+and for each other size.
 
-The full size is what the goals are stated for. The others show that everything runs, in seconds or
-a few minutes; their figures mean little.
+The goals are stated for the full size. The other sizes show that everything runs, in seconds or a
+few minutes; their figures mean little.
 """
 
 from dataclasses import field, fields

@@ -1,13 +1,14 @@
-"""What storage costs in the long run: bytes written, space, stalls, opening, memory, cold reads.
+"""The cost of storage in the long run: bytes written, space, stalls, opening, memory, cold reads.
 
-A table is loaded in random order. Then a hundredth of its rows is updated at random, with a commit
-after it, and again, until there was much to fold; all merges are waited for. Then keys by a Zipf
-law are looked up and updated. It is done at several sizes, with a cache that is small beside them.
-Bytes written are those of every write of the process (wchar of /proc/self/io).
+A table is loaded in random order. Then a hundredth of its rows, chosen at random, is updated and
+committed. This is repeated until much was folded, and all merges have ended. Then keys by a Zipf
+law are looked up and updated. All of this is done at several sizes of the table, with a cache that
+is small compared with the table. The bytes written are those of every write of the process (wchar
+of /proc/self/io).
 
-A kill is a copy of the files, made of links, while the store is open.
+To simulate a kill, the store's files are copied, as links, while the store is open.
 
-The same is done to tables of sparse keys, whose ids are the dense keys spread over 64 bits.
+The same is measured for tables of sparse keys. Their ids are the dense keys, spread over 64 bits.
 """
 
 import contextlib

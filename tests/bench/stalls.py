@@ -1,14 +1,15 @@
-"""How long a call of one key waits while something long runs on the same server.
+"""The longest wait of a call of one key while a long operation runs on the same server.
 
-A client of its own looks one key up and updates it, again and again, over gRPC. Meanwhile another
-has the server do something long: a digest, a check of integrity, a checkpoint, exports, a warm-up;
-a fold begins by itself, after the checkpoint. The longest call is the **stall**. A row of nothing
-tells what the machine itself does to such calls.
+One client looks up one key and updates it, again and again, over gRPC. Meanwhile another client
+makes the server run a long operation: a digest, a check of integrity, a checkpoint, an export, a
+warm-up. A fold begins by itself, after the checkpoint. The longest call of the first client is the
+**stall**. For comparison, one row of the results has no long operation: it shows the stalls that
+the machine itself causes.
 
-Half of the rows fit into the cache, and all of them were written.
+Half of the rows fit into the cache, and all rows were written before.
 
-The **drain** is how long a server takes from SIGTERM to its end while all of this runs, and how
-long it takes idle: what is dirty is committed in both.
+The **drain** is the time from SIGTERM to the end of a server. It is measured while such operations
+run, and while the server is idle; in both cases the dirty rows are committed.
 """
 
 import contextlib

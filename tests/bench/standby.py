@@ -1,11 +1,13 @@
-"""What standbys cost and give: a leader without, with one, and with one that it waits for.
+"""The cost and the use of standbys: a leader without a standby, a leader with a standby, and a
+leader that waits for its standby.
 
-All have a command log, and all run on this machine: a standby executes every command again, so it
-takes from its leader what on a machine of its own it would not. The steps of the three leaders, and
-their updates of one key, take turns.
+All three leaders have a command log, and all processes run on this machine. A standby executes
+every command again. So it takes processor time from its leader, which a standby on another machine
+would not do. The steps of the three leaders, and their updates of one key, take turns.
 
-The **lag** of a standby is how many commands it has not yet, asked after every step of a trainer
-that does not wait, and the time from an answer until the standby has what was answered.
+The **lag** of a standby is measured in two ways: as the number of commands that the standby does
+not have yet, read after every step of a trainer that does not wait; and as the time from the answer
+to a command until the standby has the command.
 """
 
 import contextlib

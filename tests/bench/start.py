@@ -1,9 +1,10 @@
-"""What a start of a server costs, from exec to "ready": processor time, and imported modules.
+"""The cost of starting a server, from exec to "ready": processor time, and the number of imported
+modules.
 
     python -m tests.bench.start [STARTS]
 
-Neither depends on what else the machine does, as the time on a clock does. Every start is one of an
-empty store, with the kernels compiled; the medians of some starts are printed.
+Unlike elapsed time, neither figure depends on what else the machine does. Every start opens an
+empty store, with compiled kernels; the medians of STARTS starts are printed.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The store's storage beside the bare disk: cold rows, write-back, checkpoint, digest.
 
-Each part runs small first, in a folder of its own, so that the same code is compiled and warm when
-it counts. What is compared alternates within one part: store, disk, store, disk.
+Each part first runs with small sizes, in a folder of its own, so that the measured code is compiled
+and warm. The store and the disk alternate within a part: store, disk, store, disk.
 """
 
 import contextlib

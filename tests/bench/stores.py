@@ -1,8 +1,10 @@
-"""Stores for the benchmarks: one optimizer, one initializer, whole tables written once, and copies.
+"""Stores for the benchmarks, with one optimizer and one initializer, whole tables that are written
+once, and copies of such stores.
 
-Nothing is merged in a copy while it is measured, and nothing is sealed: a merge would fall on
-whoever's turn it happens to meet. So the files of rows are the same in all copies, and are linked:
-a sealed segment of the log never changes, and only a merge would change a base.
+While a copy is measured, nothing in it is merged or sealed, because a merge would delay whichever
+contender has its turn at that moment. So the files with rows stay the same in all copies, and the
+copies are links: a sealed segment of the log never changes, and only a merge would replace the
+base.
 """
 
 import contextlib

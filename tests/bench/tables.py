@@ -1,11 +1,12 @@
-"""What many tables under many labels cost: to make, to keep, to list and to open.
+"""The cost of many tables under many checkpoint labels: to create, keep, list and open them.
 
     python -m tests.bench.tables [TABLES] [LABELS]
 
-In this process, and over gRPC at a server, each at its own default durability: TABLES tables are
-made, then LABELS times an update of one table and a checkpoint. At last the case that shares
-nothing: every table is updated before each checkpoint, in this process. Medians; of each also the
-processor time of the calling thread, which does not depend on what else the machine does.
+TABLES tables are created. Then one table is updated and a checkpoint is made, LABELS times. The
+last case shares nothing between checkpoints: every table is updated before each checkpoint, in this
+process only. The other cases are measured in this process and over gRPC at a server, each at its
+default durability. The results are medians of the elapsed time, and of the processor time of the
+calling thread, which does not depend on what else the machine does.
 """
 
 import os

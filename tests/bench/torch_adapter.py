@@ -1,13 +1,15 @@
-"""What a step of `embstore_client.torch` costs beside the same calls by hand.
+"""The cost of a step of `embstore_client.torch`, beside the same calls by hand.
 
-By hand: look up, pool by Torch's own `embedding_bag`, go backward, give the gradients of the rows
-to `update`. Through the adapter: forward, backward, `step`. In place of a dense part, which both
-would have, the loss is a weighted sum of all activations. One id a bag, where nothing is pooled,
-and four.
+By hand, a step is a lookup, pooling by Torch's own `embedding_bag`, the backward pass, and a call
+of `update` with the gradients of the rows. Through the adapter, a step is a forward pass, a
+backward pass, and `step`. A dense model would take the same time in both cases, so the loss is only
+a weighted sum of all activations. There are two cases: one id per bag, so that nothing is pooled,
+and four ids per bag.
 
-Both train one table of a store, all rows cached, by calls of their own on the same batches, and
-take turns; a ratio is of the medians of one round, and the median of the rounds is told. Torch
-computes in one thread: the barriers of two spin, on the cores that a server needs.
+Both ways train one table of a store with all rows cached. They take turns, on the same batches. A
+ratio is computed from the medians of one round, and the result is the median of the rounds' ratios.
+Torch computes in one thread: with two threads, its barriers would spin on the cores that a server
+needs.
 """
 
 import contextlib

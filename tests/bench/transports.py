@@ -1,14 +1,17 @@
-"""What each transport costs on one host: calls of one key, sizes, and readers beside one another.
+"""The cost of each transport on one host: calls of one key, calls of several sizes, and several
+readers at once.
 
-One client process, and one server that it reaches by shared memory and by gRPC; the same table in
-process beside it. What is compared takes turns (``turns.py``); times are the client's, of the
-whole Python call.
+One client process uses one server, which it reaches by shared memory and by gRPC. The same table in
+the client's process is measured for comparison. What is compared takes turns (``turns.py``). Times
+are the client's, of the whole Python call.
 
-**Sizes.** Lookups of as many unique keys as make so many bytes of rows, beside bare gRPC bytes in
-the better of two forms (``bare.py``), and a copy in memory. Nothing is taken off: who gathers rows
-at random addresses takes longer than who copies.
+**Sizes.** Lookups of as many unique keys as their rows need to have a given number of bytes. Bare
+gRPC in the faster of two forms (``bare.py``), and a copy in memory, are measured for comparison.
+Nothing is subtracted from the store's time, although gathering rows at random addresses takes
+longer than copying.
 
-**Readers.** Processes that only look up, each with a connection of its own, one beside many.
+**Readers.** Processes that only look up, each with its own connection: one reader is compared with
+many.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What is compared takes turns: in every round each has its turn, in an order that turns from round
-to round, so that a slow moment of the machine falls on all of them alike.
+"""Turns: in every round each thing that is compared has one turn, and the order rotates from round
+to round, so that a slow moment of the machine affects all of them equally.
 
-A kind of call makes a few in its turn, after one that is not timed.
+In its turn, a kind of call is made a few times, after one call that is not timed.
 """
 
 import gc

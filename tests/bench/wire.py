@@ -1,22 +1,25 @@
-"""What the service adds to the wire: calls of one key, bulk payloads, many clients at once.
+"""What the service adds to the time on the wire: calls of one key, bulk payloads, many clients at
+once.
 
-One client process, a server of the service and a bare one (``bare.py``) beside it; what is compared
+One client process uses a server of the service and a bare server (``bare.py``). What is compared
 takes turns (``turns.py``). Times are the client's, of the whole Python call.
 
-**One key.** A lookup, or an update, beside a unary echo with as many bytes both ways. Nothing is
-taken off: the difference holds queue, engine, framing, checks.
+**One key.** A lookup or an update, beside a unary echo with as many bytes both ways. Nothing is
+subtracted: the difference includes queue, engine, framing and checks.
 
-**Bulk.** Lookups of unique keys (payload: their rows) and updates of them (payload: their
-gradients), with the engine's own time taken off: the growth of the sum of all stages in the store's
-stats, its mean over the calls of a turn. Stages run within a call and beside nothing else of it,
-for the server takes a request whole, computes, then answers. What the engine thread spends outside
-its stages (checks, the memory of the reply), and what the client spends on keys and gradients, is
-not taken off. The yardstick is the faster of two ways to move the payload's bytes alone:
+**Bulk.** Lookups of unique keys (the payload is their rows) and updates of them (the payload is
+their gradients). The engine's own time is subtracted. It is the growth of the sum of all stages in
+the store's stats, as a mean over the calls of a turn. Within a call, nothing else runs in parallel
+to the stages, because the server receives the whole request, then computes, and then answers. Not
+subtracted are the engine thread's time outside of its stages (checks, the memory of the reply), and
+the client's time for keys and gradients. The yardstick is the faster of two ways to send only the
+payload's bytes:
 
     stream  chunks as the service cuts them; down into a sink, up into one
-    whole   one unary message, which the receiver drops
+    whole   one unary message, which the receiver discards
 
-Down, the bare server's replies are prepared beforehand; up, the bare client's chunks are.
+Before a download the bare server has prepared its replies; before an upload the bare client has
+prepared its chunks.
 
 **Crowd.** See ``crowd.py``.
 """

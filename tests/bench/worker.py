@@ -1,10 +1,11 @@
-"""A contender's process, and how the parent asks it.
+"""The process of a contender, and the calls of the parent process to it.
 
-A worker imports one module of this package and calls its ``start(scale)``, which returns an
-object; the parent then has that object's methods called, one at a time. Where a module has no
-``start``, they are its functions, each given the scale and a fresh folder. A contender that cannot
-run raises `SkippedError` with the reason, and the others go on. One whose parent dies closes too:
-Redis is a process of its own.
+A worker imports one module of this package and calls the module's ``start(scale)``, which returns
+an object. The parent then calls methods of this object in the worker, one at a time. If a module
+has no ``start``, the parent calls functions of the module instead, with the scale and a new folder
+as arguments. A contender that cannot run raises `SkippedError` with the reason, and the other
+contenders continue. If the parent dies, the worker first closes its contender, because Redis is a
+process of its own.
 """
 
 import contextlib

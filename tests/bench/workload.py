@@ -1,9 +1,10 @@
-"""The trace: batches of keys by a bounded Zipf law, and gradients. One seed, one trace.
+"""The trace: batches of keys by a bounded Zipf law, and gradients. One seed always gives the same
+trace.
 
-The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows). Draws are by
-the inverse of the cumulated probabilities: ``numpy.random.zipf`` is unbounded, and its tail would
-have to be thrown away draw by draw. A seeded permutation scatters the ranks over the keys:
-neighbours in a table are not alike in heat, as they are not in a hashed one.
+The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows). Keys are drawn
+by the inverse of the cumulative probabilities. ``numpy.random.zipf`` is not used: it is unbounded,
+and the draws in its tail would have to be rejected one by one. A seeded permutation scatters the
+ranks over the keys: as in a hashed table, neighbouring keys are not equally hot.
 """
 
 import numpy as np

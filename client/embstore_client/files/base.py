@@ -53,7 +53,7 @@ def check_base(table: Table, about: FileOrigin) -> None:
         written = scan.rows
     keys = list(map(int, about.since_sample))
     rows = table.lookup(keys, admit=False)
-    least = about.since_rows - len(about.deleted_keys)  # an interrupted import can be repeated
+    least = about.since_rows - len(about.deleted_keys)  # a repeated import may have deleted them
     if written < least or list(map(_hash, rows)) != [*about.since_sample.values()]:
         raise InvalidArgumentError(
             f"the file has only the rows written since checkpoint {about.since!r}: expected table "

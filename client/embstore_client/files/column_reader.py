@@ -1,9 +1,9 @@
 """Rows from named columns, as in Parquet and text.
 
-One column contains the keys: the named column, or `key`, or `id`. If one column contains the rows
-as lists, it is the named column, or `weights`, or the only column of lists. Otherwise each
-remaining column of floats (in text, each remaining column) contains one element of every row, in
-the order of the file.
+One column contains the keys: the column that the caller names, or else `key` or `id`. If a column
+of lists contains the rows, it is the column that the caller names, or else `weights`, or the only
+column of lists. Otherwise each remaining column of floats (in text, each remaining column) contains
+one element of every row; the elements are in the order of the file's columns.
 """
 
 from collections.abc import Iterator

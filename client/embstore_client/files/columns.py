@@ -126,7 +126,7 @@ class TextColumns:
         named, skipped = not self._reading.autogenerate_column_names, self._reading.skip_rows
         with Unpacked(self._path) as file:
             numbered = islice(enumerate(file.bytes, 1), skipped, None)
-            rows = (line for line, text in numbered if text.strip(b"\r\n"))  # the rows of pyarrow
+            rows = (line for line, text in numbered if text.strip(b"\r\n"))  # pyarrow's rows
             return next(islice(rows, row + named, None), skipped + named + row + 1)
 
     def batches(

@@ -1,8 +1,8 @@
-"""Integers in text: ASCII digits, with a minus before them and blanks around them.
+"""Integers in text: ASCII digits; a minus may precede them, and blanks may surround them.
 
-Other readers of numbers accept more forms, and differ: pyarrow reads 0x10 as 16; Python accepts
-1_000 and the digits of all scripts. With such forms the keys of a file would depend on the reader,
-so these forms are refused.
+Other readers of numbers accept more forms, and differ from each other: pyarrow reads 0x10 as 16;
+Python accepts 1_000 and the digits of all scripts. With such forms the keys of a file would depend
+on the reader, so these forms are refused.
 """
 
 import re

@@ -26,7 +26,7 @@ class Exported:
     place: str
     """The path or URL."""
     rows: int
-    """The number of rows of the scan; a .npy file contains all rows of the table."""
+    """The number of written rows. A .npy file contains further rows: all rows of the table."""
     bytes: int
     about: FileOrigin
 

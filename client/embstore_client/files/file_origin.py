@@ -1,4 +1,4 @@
-"""A file's description of the table from which it was made, as JSON in the file's metadata."""
+"""A file's description of the table that was exported to it, as JSON in the file's metadata."""
 
 import json
 import zlib
@@ -33,7 +33,7 @@ class FileOrigin:
     config: TableConfig
     """The configuration, with the table's rows and learning rate at that command."""
     command: int
-    """The last command whose effect the rows include."""
+    """The number of the last command whose effect the rows include."""
     t: int
     """The table's t at that command."""
     label: str | None = None

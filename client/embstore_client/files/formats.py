@@ -1,4 +1,5 @@
-"""The formats of files, by the ending of the name, with their writers and readers."""
+"""The formats of files, by the ending of a file's name, and the protocols of their writers and
+readers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

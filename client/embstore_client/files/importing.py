@@ -37,7 +37,7 @@ class Imported:
     t: int
     """The table's t after the import."""
     command: int
-    """The last command of the import. 0: the file has no rows."""
+    """The number of the last command of the import. 0: the file has no rows."""
     deleted: int = 0
     """The number of rows that a file of changes has deleted."""
 
@@ -68,15 +68,15 @@ def import_table(
 ) -> Imported:
     """Set rows of a table to the rows of a file.
 
-    Without state, this works as `Table.assign`: optimizer state is reset, and t stays. With state,
-    as `Table.put_rows`, and t becomes that of the file: a new table then has the exported digest.
+    Without state, this works like `Table.assign`: it resets optimizer state, and t stays. With
+    state, it works like `Table.put_rows`, with the file's t: a new table gets the exported digest.
 
     Parameters
     ----------
     source : a path, or a URL if fsspec is installed: .safetensors, .parquet, .npy, .npz; text with
         a header (.csv, .tsv), or in GloVe's format (.txt, .vec), also compressed (.gz, .zst, .bz2,
         .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt) if PyTorch is installed
-    tensor : name of the tensor or column that contains the rows; required if several could
+    tensor : name of the tensor or column that contains the rows; required if there are several
     key : name of the tensor or column that contains the keys. None: a tensor `keys`, or a column
         `key` or `id`
     ids : "hash": the file contains ids of any kind in place of keys, in any order, and their keys
@@ -131,7 +131,8 @@ def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
 
 
 def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
-    """Return an error whose message also contains the number of rows that were written before."""
+    """Return an error like `exc`, whose message also contains the number of rows that were written
+    before the error."""
     text = f"{exc}. {rows} rows of the file were written before; the import can be done again"
     if isinstance(exc, StorageError):
         return StorageError(exc.errno, text)

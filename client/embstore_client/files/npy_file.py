@@ -57,7 +57,7 @@ class Writer:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
-        """Write the next rows, and initial rows for keys between theirs."""
+        """Write the next rows, and initial rows for the keys in between."""
         if not len(keys):
             return
         if keys[0] == self._next and keys[-1] - keys[0] == len(keys) - 1:

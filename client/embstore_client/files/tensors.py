@@ -1,7 +1,7 @@
 """Rows from named tensors, as in .safetensors, .npz and PyTorch's checkpoints.
 
 One tensor (rows, dim) contains the rows. Two more tensors are optional: `keys` (rows,) contains the
-keys of the rows, and `state` their optimizer state. Without keys the rows are numbered.
+keys of the rows, and `state` their optimizer state. Without `keys`, row i has the key i.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ class TensorReader:
         self._check(shapes)
 
     def _check(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        next(self._batches([slice(0, 0)], with_state=True))  # refuses other types
+        next(self._batches([slice(0, 0)], with_state=True))  # refuses tensors of other types
         if self._state is not None and shapes[STATE][0] != self.rows:
             raise InvalidArgumentError(
                 f"expected {self.rows} rows of {STATE!r}, found {shapes[STATE][0]}"

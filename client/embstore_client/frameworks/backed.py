@@ -20,8 +20,8 @@ bags.
 A framework adds its own parts: how its arrays become ids (`_given`, `_announced`), how rows become
 activations, and the contents of its file (`saving.KeptFile`).
 
-Only one thread at a time may use an adapter; callbacks and backward passes may run in threads of
-the framework.
+A program must not use an adapter in several threads at a time. The framework may run callbacks and
+backward passes in threads of its own.
 """
 
 import os
@@ -49,7 +49,8 @@ Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
 
 class StoreBacked:
-    """Tables of a store, a session's place in them, and the checkpoints of both."""
+    """Tables of a store, the place (the last finished step) of the session that trains them, and
+    the checkpoints of both."""
 
     tables: Mapping[str, Any]
     """The tables by name, each as the first entry of that table describes it."""
@@ -248,7 +249,8 @@ class StoreBacked:
         InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of a
             part, is of another kind, such as a Keras optimizer that was not built; or a part is
             named `retention`.
-        The errors of `Store.checkpoint`. The label is free afterwards.
+        The errors of `Store.checkpoint`. If the store has refused the checkpoint, its file is
+        removed, and a label that was free is still free.
         CapacityError : `protect` is set, and 64 other checkpoints are protected. The new checkpoint
             is kept, but it is not protected.
         """

@@ -58,6 +58,6 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def checked_scale(gradient_scale: float) -> float:
-    """Return the factor of gradients. Raise InvalidArgumentError if the factor is not a number, or
-    is below 0."""
+    """Return `gradient_scale`, the factor of gradients. Raise InvalidArgumentError if it is not a
+    number, not finite in fp32, or below 0."""
     return fp32_scalar(gradient_scale, "gradient_scale")

@@ -29,7 +29,7 @@ _FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 class Connection:
-    """A store, or the arguments to connect to one. Any thread."""
+    """A store, or the arguments to connect to one. Any thread may use it."""
 
     def __init__(self, store: Store | None, options: dict[str, Any] | None = None) -> None:
         """Keep a store, or the arguments of `connect`. If both are None, reading `store` raises an
@@ -39,7 +39,7 @@ class Connection:
         self._options = options
         if store is not None and isinstance(store.executor, RemoteExecutor | Router):
             self._options = store.executor.connected_by
-        self._parents: Store | None = None  # In a forked process; never closed.
+        self._parents: Store | None = None  # Set in a forked process, and never closed.
         _connections.add(self)
 
     @property

@@ -1,11 +1,11 @@
 """The end of a loop of several ranks; a thread waits for the other ranks.
 
 A rank with fewer batches has to wait until the other ranks have finished their batches. Before
-that, the place of the session is not the last step of all ranks, and the tables are not free. But
-the rank must not wait within its loop. The dense part of the other ranks continues too, and needs
-this rank to reach the end of its block of `DistributedDataParallel.join()`. So a thread waits. The
-program is blocked only where it needs the place or the tables: at the next loop, at `save` and
-`load`, and at an update outside of loops.
+that, the place of the session (its last finished step) is not the last step of all ranks, and the
+session still holds the tables. But the rank must not wait within its loop: the dense part of the
+other ranks is still being trained, and needs this rank to reach the end of its block of
+`DistributedDataParallel.join()`. So a thread waits. The program is blocked only where it needs the
+place or the tables: at the next loop, at `save` and `load`, and at an update outside of loops.
 """
 
 import threading

@@ -28,8 +28,8 @@ Number = tuple[int, int]
 
 
 FORWARDS_WITHOUT_STEP = 16
-"""The number of forwards whose gradients are kept, above which the module warns that a call of
-`step` seems to be missing."""
+"""When gradients of this number of forwards are kept, the module warns that a call of `step` seems
+to be missing."""
 
 
 def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -38,8 +38,8 @@ def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 class KeptGradients:
-    """The gradients of a module's forwards. Any thread: backward passes run in framework
-    threads."""
+    """The gradients of a module's forwards. Any thread may use it, because backward passes run in
+    threads of the framework."""
 
     def __init__(
         self,

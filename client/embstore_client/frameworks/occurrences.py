@@ -6,7 +6,7 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
-Ids are keys, or are hashed to keys if the table was declared so. Ids that are hashed can be text,
+Ids are keys, or are hashed to keys if the table has ids="hash". Ids that are hashed can be text,
 also in lists. For sparse keys, an id of uint64 is the int64 of the same bits. Padding is left out
 (`padding`), so an array of one fixed shape, which compilers require, can contain any number of ids.
 A weighted mean becomes a weighted sum here: weights are divided by their bag's total.

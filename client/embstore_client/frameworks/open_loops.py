@@ -43,8 +43,8 @@ _open: dict[int, OpenLoop] = {}
 
 
 def read(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches in the thread that reads them. Until the thread has read them, it must not
-    begin a loop."""
+    """Yield batches in the thread that reads them. While the thread reads a batch, it must not
+    begin a loop; `opening` refuses such a loop."""
     left = iter(batches)
     while True:
         before, _reading.is_on = getattr(_reading, "is_on", False), True

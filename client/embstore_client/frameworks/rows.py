@@ -66,7 +66,7 @@ class AnnouncedStep:
         self, step: Any, keys: Mapping[str, Keys], given: Any = None, looks: str = "evaluate"
     ) -> None:
         """Use an `embstore_training.run.Step` that was announced with `keys` by table, (n,).
-        `looks` is for messages: it names the caller's function that reads rows without training."""
+        `looks` names the caller's function that reads rows without training, for messages."""
         self._step = step
         self._looks = looks
         self.number: int = step.number
@@ -74,7 +74,7 @@ class AnnouncedStep:
         self.given = given
         """The adapter's other data of the step's batch."""
         self._keys = keys
-        self._found: dict[str, Found] = {}  # Of all announced keys; first empty.
+        self._found: dict[str, Found] = {}  # Empty until the rows are looked up.
 
     @property
     def is_finished(self) -> bool:

@@ -1,14 +1,15 @@
 """A checkpoint of the store and a file of a framework, under one label.
 
 The file is written and synced first, under a unique name, which the metadata of the checkpoint
-contains. The checkpoint is made last. If it fails, or the trainer is killed before it, a file
-remains that no checkpoint names, and the label is free. A file is removed together with its
-checkpoint: when a new checkpoint pushes out or replaces the checkpoint, or a restore undoes it.
-Only files that a checkpoint of this store has named are removed.
+contains. The checkpoint is made last. If making the checkpoint fails, or the trainer is killed
+before it, the label is free, and a file that no checkpoint names may remain. A file is removed
+together with its checkpoint: when a newer checkpoint pushes out or replaces that checkpoint, or
+when a restore undoes that checkpoint. Only files that a checkpoint of this store has named are
+removed.
 
 **Replacing** a checkpoint must not lose both the old and the new one if the process is killed in
-between. So the new one is made as LABEL/replacing first. Then the label is dropped and made again;
-the second checkpoint has little left to write.
+between. So the new one is first made as LABEL/replacing. Then the old checkpoint is dropped, and
+the new one is made again under LABEL; this second checkpoint has little left to write.
 
     metadata    {name of the framework: name of the file}
 """
@@ -45,7 +46,7 @@ class Saved(NamedTuple):
     """The contents of a file."""
 
     last_step: int
-    """The place of the session."""
+    """The place of the session: its last finished step."""
     load: Callable[[], Any]
     """Sets the parts to the saved values, or returns new parts with the saved values."""
     name: str = ""
@@ -59,8 +60,8 @@ class KeptFile(NamedTuple):
     framework: str
     suffix: str
     writing: Callable[[Parts, int], Callable[[BinaryIO], object]]
-    """Returns a function that writes parts and a place. Raises InvalidArgumentError if a part
-    cannot be saved."""
+    """Returns a function that writes parts and the session's place. Raises InvalidArgumentError if
+    a part cannot be saved."""
     reading: Callable[[Path, str, Parts], Saved]
     """Returns the contents of a label's file for the given parts, without changing the parts.
     Raises InvalidArgumentError if the file has other parts."""
@@ -81,8 +82,9 @@ class KeptFile(NamedTuple):
 
         Raises
         ------
-        The errors of `writing` and `Store.checkpoint`; after an error no file is kept, and the
-        label is free.
+        The errors of `writing` and `Store.checkpoint`. If the store has refused the checkpoint, the
+        new file is removed. After any other error of `Store.checkpoint` the checkpoint may exist,
+        so the file stays.
         """
         write = self.writing(parts, last_step)
         path = Path(directory, f"{quote(label, safe='')}-{token_hex(8)}{self.suffix}")

@@ -1,4 +1,5 @@
-"""The steps of a module, in a loop of `ahead` or outside: gradients are kept until a step is sent.
+"""The steps of a module, within a loop of `ahead` or outside: gradients are kept until `step` sends
+them.
 
 Outside a loop, each lookup is sent to the store, and a step is a separate update. Within a loop,
 lookups and updates belong to the current announced step: the step's tables have no other writer,
@@ -106,7 +107,7 @@ def nothing() -> None:
 
 
 class Steps:
-    """The gradients and the current step of one module. One thread at a time."""
+    """The gradients and the current step of one module. Only one thread may use it at a time."""
 
     def __init__(
         self,
@@ -242,7 +243,7 @@ class Steps:
             step.skip()
 
     def roll_back(self, last_step: int) -> None:
-        """Set the place to that of a restored checkpoint. Called outside a loop."""
+        """Set the session's place to the place in a restored checkpoint. Called outside a loop."""
         self.clear()
         self._last_step = last_step
         self._is_loaded = True
@@ -344,7 +345,7 @@ class Steps:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
                 with run.reporting(store, self.report) as note:
                     for step in steps:
-                        self._last_step = step.number - 1  # the store may be behind it
+                        self._last_step = step.number - 1  # the store may lack this step
                         keys, given = step.batch.keys, step.batch.given
                         self.at_hand = AnnouncedStep(step, keys, given, self._settings[1])
                         yield self.at_hand, step.batch

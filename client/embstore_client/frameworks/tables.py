@@ -121,8 +121,8 @@ class Ids:
         Raises
         ------
         InvalidArgumentError : `embstore.hash_ids` refuses the ids, or `ids` is a single id without
-            a list. (In the features of `ahead` a list is a list of forwards, so ids are an array,
-            or in a tuple.)
+            a list. (In the result of `features` of `ahead`, a list means several forwards. There,
+            pass ids as an array, or a list of ids within a tuple.)
         """
         hashes = hash_ids(ids, feature=self.name)
         if not hashes.ndim:

@@ -31,9 +31,9 @@ of contract.md, and the gradients of an id are added by rule 2. The rows of a ba
 2 in the forward, too. XLA computes only the dense part. With gradients of rows, XLA computes the
 sums in forward and backward pass; on a GPU their order may change from run to run.
 
-Two alternatives were rejected. Rule 2 within a compiled function would not be exact, because XLA
-may contract its products and sums, and flushes denormals. The other was to hide a gradient of
-activations in the gradient of rows that `pool` returns.
+Two alternatives were rejected. One was to apply rule 2 within a compiled function. This would not
+be exact, because XLA may contract products and sums, and flushes denormals. The other was to hide a
+gradient of activations in the gradient of rows that `pool` returns.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

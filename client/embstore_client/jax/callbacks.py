@@ -8,9 +8,9 @@ that is differentiated, with a gradient of 0.
 
 Forward and backward callbacks are ordered: JAX runs each callback exactly as often as it occurs in
 the program, and in the program's order. The number of a forward is passed to its backward pass
-within the program, so a forward without a backward pass leaves no data on the host. A program that
-does not differentiate evaluates, so its lookups admit no rows to the cache. An output that the loss
-does not use gets no gradient (`symbolic_zeros`).
+within the program, so a forward without a backward pass leaves no data on the host. If a program
+does not differentiate, its lookups are for evaluation, and admit no rows to the cache. An output
+that the loss does not use gets no gradient (`symbolic_zeros`).
 
 JAX flushes denormals in the threads that run callbacks; code of this project that computes there
 keeps denormals (`embstore.arithmetic.denormals`).

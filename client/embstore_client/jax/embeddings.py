@@ -3,7 +3,8 @@
 Rows are no parameters. A compiled function either gets the rows of a batch as a pytree and returns
 their gradients, or looks up the rows itself (`callbacks`).
 
-An `Embeddings` must not be shared between threads; callbacks run in threads of JAX.
+A program must not use an `Embeddings` in several threads at a time. JAX runs callbacks in threads
+of its own.
 """
 
 import os
@@ -31,7 +32,7 @@ class Loaded(NamedTuple):
     """The result of `Embeddings.load`."""
 
     last_step: int
-    """The place: the number of finished steps of the session."""
+    """The session's resume position: the number of its finished steps."""
     parts: dict[str, Any]
     """The loaded pytrees by name."""
 
@@ -226,7 +227,8 @@ class Embeddings(StoreBacked):
         force: bool = False,
         **parts: Any,
     ) -> Loaded:
-        """Go back to a checkpoint of `save`: the store, the session's place, and the pytrees.
+        """Go back to a checkpoint of `save`: the store, the session's place (its resume position),
+        and the pytrees.
 
         Call this method outside a loop. A loop of the session's name continues after the place, and
         must be given the batches from there on: `itertools.islice(batches, place, None)`.

@@ -12,8 +12,8 @@ the distinct rows. Such an entry is in no bag, or its id is padding itself. Grad
 the distinct rows are cut off.
 
 Two alternatives were rejected: sizes that are powers of two, which waste twice as much memory; and
-the number of ids as the size. With the latter a function is compiled once, but it moves every
-repeated row.
+the number of ids as the size. With that size a function is compiled once, but it moves the row of
+every repeated id.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Pytrees in a file of NumPy, saved with a checkpoint of the store. Nothing is pickled.
 
-    arr_0           JSON: {"last_step": place, "parts": {name: [[path, shape, dtype], ...]}}
+    arr_0           JSON: {"last_step": n, "parts": {name: [[path, shape, dtype], ...]}}, where n
+                    is the resume position
     arr_1, ...      the bytes of the leaves, one part after the other
 
 A tree is identified by the paths of its leaves. The trees that are passed to `load` must have the

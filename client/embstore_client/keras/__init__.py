@@ -19,8 +19,8 @@ Keras and TensorFlow.
     scaling     the verdict of a LossScaleOptimizer
     saving      a checkpoint of the store, and a file of variables, under one label
 
-`frameworks.backed` describes a step, and its exactness. Lookups and the work of a backward pass are
-Python functions in TensorFlow's graph, so compiled steps use the same functions.
+`frameworks.backed` describes a step, and how exact it is. Lookups and the work of a backward pass
+are Python functions in TensorFlow's graph, so compiled steps use the same functions.
 
 **How a backward pass reaches a layer.** TensorFlow's backward pass visits only values that depend
 on a watched variable. Each layer has one scalar that every tape watches (`forward.Watched`). This

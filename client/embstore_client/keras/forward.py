@@ -1,12 +1,13 @@
 """One call of a layer: from rows to activations, and their gradients in the backward pass.
 
 The lookup of all features is one Python function of TensorFlow (`tf.numpy_function`).
-It assigns the call's number when it runs: within a graph such functions run in the order of the
-program. Each feature then passes through a separate operation. The backward pass of this operation
-gives the feature's gradient to a second Python function. A feature that the loss does not use
-leaves no gradient, not even zeros. (If a call is inside a tf.function, and its tape outside,
-TensorFlow makes zeros for unused outputs.) The second Python function returns the gradient of the
-watched scalar, because a graph omits operations whose results are not used.
+When the function runs, it numbers the call: gradients are later sent in the order of these numbers.
+Within a graph such functions run in the order of the program. Each feature then passes through a
+separate operation. The backward pass of this operation gives the feature's gradient to a second
+Python function. A feature that the loss does not use leaves no gradient, not even zeros. (If a call
+is inside a tf.function, and its tape outside, TensorFlow makes zeros for unused outputs.) The
+second Python function returns the gradient of the watched scalar, because a graph omits operations
+whose results are not used.
 
 The arguments of the backward pass are stored in tensors. So a call without a backward pass leaves
 no data in Python.

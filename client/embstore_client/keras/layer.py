@@ -1,8 +1,8 @@
-"""The base class of layers: tables of a store (`frameworks.backed`), calls over features, and a
-step.
+"""The base class of the layers: it holds tables of a store (`frameworks.backed`), looks up features
+when it is called, and sends gradients by `step`.
 
-Only one thread at a time may use a layer; calls and backward passes may run in threads of
-TensorFlow.
+A program must not use a layer in several threads at a time. TensorFlow may run the layer's calls
+and backward passes in threads of its own.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +64,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self._use(store, checked(tables, *self._kinds), Steps("clear_gradients", _LOOKS))
 
     def get_config(self) -> dict[str, Any]:
-        """Return address, names and configuration; rows, gradients and token are left out."""
+        """Return the store's address, the names and the configuration of the tables; rows,
+        gradients and the token are left out."""
         tables = [
             config_of(replace(entry, trainable=entry.name not in self.frozen))
             for entry in self.entries

@@ -67,7 +67,8 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 def _loading(
     label: str, name: str, arrays: dict[str, NDArray[Any]], part: Any
 ) -> Callable[[], None]:
-    """Return a function that sets a part to the arrays of a file, after checking that they fit."""
+    """Return a function that sets a part to the arrays of a file, after checking that the arrays
+    fit the part."""
     is_dict = type(part) is dict
     if is_dict != (_JSON in arrays):
         raise InvalidArgumentError(

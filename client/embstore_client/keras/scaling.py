@@ -1,9 +1,10 @@
 """The verdict of a LossScaleOptimizer on a step (`frameworks.scaling`).
 
-Keras stores no verdict, but two public variables show it. A skipped step halves `dynamic_scale`,
-and does not change `iterations`. A step that was done adds 1 to `iterations`, and keeps the scale
-or doubles it. Any other change shows that there was not exactly one step, and is refused. The
-gradients of a step have the scale that was valid before the step.
+The verdict is whether the dense part was skipped. Keras does not store it, but two public variables
+show it. A skipped step halves `dynamic_scale`, and does not change `iterations`. A step that was
+done adds 1 to `iterations`, and keeps the scale or doubles it. Any other change shows that there
+was not exactly one step, and is refused. The gradients of a step have the scale that was valid
+before the step.
 """
 
 from functools import partial

@@ -22,8 +22,8 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, *layers: StoreLayer, max_norm: float | None = None) -> None:
-        """Keep the layers, which must be all store layers of the model that are trained; each
-        layer's step is a separate update.
+        """Keep the layers. They must be all store layers of the model that are trained; the step of
+        each layer is a separate update.
 
         Parameters
         ----------

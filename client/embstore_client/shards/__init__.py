@@ -5,7 +5,7 @@ rule 12). Commands are values, so the layer between a trainer and the shards is 
 the **router**. It splits a command by partition, sends the parts concurrently, and joins the
 answers in the order of the call.
 
-    split         which shard owns which of some keys
+    split         which keys of a call each shard owns
     write_pauses  retries while a shard does not accept writes for a moment
     router        the executor: shards, their tables, concurrent calls, by one map
     following     the executor by the newest map
@@ -22,18 +22,17 @@ answers in the order of the call.
     frequencies   profiles and hot sets, split and merged
 
 **Order.** Every command that writes is sent to every shard, even to shards that own none of its
-keys. Therefore t and table ids are the same everywhere. Command numbers are the same, too, until
-shards whose numbers differ are restored to a checkpoint. A router sends such commands one after the
-other: it sends all parts of one command before the next command. Steps have an order of their own.
-If several clients write concurrently, each shard executes commands serially, but the order may
-differ between shards. The order matters if updates of one row do not commute, and for the t that an
-update of Adam uses.
+keys. Therefore t and table ids are the same everywhere. Command numbers are the same, too, unless a
+command was applied by some shards only: a restore to a checkpoint then makes t and table ids equal
+again, but not the command numbers. A router sends such commands one after the other: it sends all
+parts of one command before the next command. Steps have an order of their own. If several clients
+write concurrently, each shard executes commands serially, but the order may differ between shards.
+The order matters if updates of one row do not commute, and for the t that an update of Adam uses.
 
 **All or none.** A call that one shard would refuse and another would accept is refused here, before
-it is sent. Examples are keys out of range and sums that are not finite. The router waits for a
-shard that is restarting, if its commands are logged. A shard can fail in other ways: its disk is
-full, or it stays away for longer than the deadline. Then the shard's error is raised, although the
-other shards have applied their parts. If the command was a step, the step is sent to the failed
-shard again. After any other command the shards stay in different states until a checkpoint is
-restored.
+it is sent. Examples are keys out of range and sums that are not finite. If a shard that logs its
+commands restarts, the router waits for the shard. A shard can fail in other ways: its disk is full,
+or it stays away for longer than the deadline. Then the shard's error is raised, although the other
+shards have applied their parts. If the command was a step, the step is sent to the failed shard
+again. After any other command the shards stay in different states until a checkpoint is restored.
 """

@@ -145,8 +145,9 @@ def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
 
 
 def _read_in_turn(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """Return rows of a table with sparse keys: all rows of one shard, then of the next shard. `low`
-    contains the shard's number, above the bits of the `low` for that shard."""
+    """Return rows of a table with sparse keys: all rows of one shard, then of the next shard.
+    `command.low` contains two numbers: the shard's number in the high bits, and the `low` for that
+    shard in the low bits."""
     number, low = command.low >> KEY_BITS, command.low & KEY_MASK
     for shard in range(number, len(router.shards)):
         asked = replace(command, low=low if shard == number else 0)

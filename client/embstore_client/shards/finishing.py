@@ -1,16 +1,16 @@
 """Finishing a step on all shards.
 
-A step is finished when all shards have finished it. Until then it can be sent again; shards that
-have finished it already are left out. If a trainer ends within a step, some shards may have
+A step is finished when all shards have finished it. Until then the step can be sent again; shards
+that have already finished it are left out. If a trainer ends within a step, some shards may have
 finished the step and others not, and the trainer's gradients are lost. Any other client that
 continues gets an error that asks it to restore a checkpoint.
 
-Each of several ranks may send gradients that rule 9 of contract.md accepts, while it refuses their
-sum. No shard could notify the other shards in time. So a rank's gradients are refused here if a sum
-of such gradients from all ranks might be refused: if they are beyond 1e38 / ranks or 7e16 / (ranks
-* gradient_scale). For a trainer of one rank, the check is exact. Ranks that exchange their
-gradients and apply the update themselves (`embstore_training.write_behind`) know whether rule 9
-accepts the sums, and send this answer.
+Rule 9 of contract.md refuses gradients that are not finite or too large. It may accept the
+gradients of each rank, and still refuse the sum over the ranks. No shard could notify the other
+shards in time. So a rank's gradients are refused here if a sum of such gradients from all ranks
+might be refused: if they are beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). For a trainer
+of one rank, the check is exact. Ranks that exchange their gradients and apply the update themselves
+(`embstore_training.write_behind`) know whether rule 9 accepts the sums, and send this answer.
 
 Each shard compares the checksum of its own rows with the trainer's before it applies its part. If
 the trainer has a wrong row, the shard of that row refuses the step, although the other shards,
@@ -180,8 +180,8 @@ def put_step_rows(router: Router, command: c.PutStepRows, call: Call) -> Acknowl
     """Write the rows of a hot replica, the trainer's copy of hot rows, back to the shards.
 
     A shard may have the rows of this push already, if another shard was lost during an earlier
-    attempt. In that case the shard's t is ahead of the t of the other shards, so less is added to
-    it.
+    attempt. In that case the shard's t is ahead of the t of the other shards, so a smaller number
+    is added to the t of this shard.
     """
     splits = [router.split_keys(part.table, None, part.keys) for part in command.tables]
     parts = []

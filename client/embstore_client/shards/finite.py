@@ -1,4 +1,5 @@
-"""Gradients that rule 9 of contract.md refuses: no shard alone can judge them.
+"""Finds gradients that rule 9 of contract.md refuses because their sums are not finite or too
+large.
 
 If rule 9 refuses one sum of gradients, the whole update is refused, or skipped. Each shard has only
 some of the sums, so the sums are checked here, before anything is sent. Almost always it is enough
@@ -73,7 +74,8 @@ def _only(part: c.TableGradients, key: Any) -> c.TableGradients:
 
 
 def not_a_number(part: c.TableGradients, dim: int) -> c.TableGradients:
-    """Return a gradient of a table that is NaN, so that every shard skips the update."""
+    """Return a gradient of NaN for one key of a table, because of which every shard skips the
+    update."""
     return c.TableGradients(
         part.table, part.table_id, np.zeros(1, np.int64), np.full((1, dim), np.nan, np.float32)
     )

@@ -31,7 +31,7 @@ _MAPS_MAX = 100
 
 
 class Following:
-    """Executes commands on all shards of a cluster, by its newest map. Any thread."""
+    """Executes commands on all shards of a cluster, by its newest map. Any thread may use it."""
 
     is_embedded = False
 
@@ -61,7 +61,7 @@ class Following:
         return self.router.connected_by
 
     def check_device(self, name: str | None = None) -> None:
-        """See `Router`."""
+        """Refuse rows on a device if there are several shards; see `Router.check_device`."""
         self.router.check_device(name)
 
     def execute(

@@ -51,7 +51,7 @@ def _merged(tables: list[TableProfile]) -> TableProfile:
 
 
 def import_profile(router: Router, command: c.ImportProfile, call: Call) -> None:
-    """Rank the rows of each shard by a profile."""
+    """Have each shard rank its rows by a profile's counts of accesses."""
     given = command.profile.tables
     keys = {name: table.keys for name, table in given.items()}
     splits = _splits(router, command, call, keys, command.rename)

@@ -1,8 +1,8 @@
 """A router's records of the members of sessions: their positions, announced and sent steps.
 
-A member is one rank's place in a session. Some shards may have finished a step that other shards
-have not finished. Only the trainer that sent the step has its gradients, and can send it to the
-remaining shards. Any other client that continues gets an error.
+A member is the secret by which one rank is known in a session. Some shards may have finished a step
+that other shards have not finished. Only the trainer that sent the step has its gradients, and can
+send it to the remaining shards. Any other client that continues gets an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SENT_MAX = 64
 
 @dataclass
 class Place:
-    """The facts about a member."""
+    """What this router knows about a member."""
 
     name: str = ""  # the session's name; "": another client has joined the member
     rank: int = 0
@@ -43,19 +43,19 @@ class Place:
     """Whether the rank has to join again, or has joined again, as another member."""
 
     def behind(self, shards: int, step: int) -> list[int]:
-        """Return the shards of which it is not known that they have finished a step."""
+        """Return the shards that, as far as this router knows, have not finished a step."""
         return [s for s in range(shards) if not self.joined_at or self.joined_at[s] < step]
 
 
 class Places:
-    """A router's records of the members of sessions. Any thread."""
+    """A router's records of the members of sessions. Any thread may use it."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._sent: dict[tuple[str, int], dict[int, type | None]] = {}
-        """By session and rank: the last steps that were sent from here, with the verb that ends
-        each step; None: the verb was changed between two attempts. A trainer with waits="none" has
-        several unacknowledged steps, and a shard may lack all of them."""
+        """By session and rank: the last steps that were sent by this router, each with the class of
+        the command that finishes it; None: two attempts used different commands. A trainer with
+        waits="none" has several unacknowledged steps, and a shard may lack all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:
@@ -97,7 +97,7 @@ class Places:
         """Return whether a step may be sent; if so, record it as sent.
 
         If some shards have finished the step, only the trainer that sent the step to these shards
-        may send it to the other shards, and only with the same verb.
+        may send it to the other shards, and only by the same kind of command.
         """
         with self._lock:
             place = self._of(member)

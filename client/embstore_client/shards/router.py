@@ -49,7 +49,8 @@ _THREADS_MAX = 1 << 20
 """No bound: threads are started as needed, since calls of ranks wait for one another."""
 
 _LOOK_S, _LOOK_MAX_S = 1.0, 16.0
-"""Seconds that a shard may take to answer before the router checks whether it has left."""
+"""Seconds without an answer after which the router checks whether a shard has left the cluster.
+Each further wait is twice as long, up to `_LOOK_MAX_S`."""
 
 HANDLERS: dict[type[Command[Any]], Any] = (
     rows.HANDLERS
@@ -75,7 +76,7 @@ class Call:
 
 
 class Router:
-    """Executes commands on all shards of a cluster. Any thread."""
+    """Executes commands on all shards of a cluster. Any thread may use it."""
 
     is_embedded = False
 
@@ -234,7 +235,7 @@ class Router:
             check_newest(found, self.shard_map)
 
     def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
-        """Send each shard its own command, wait for all, and return the answers by shard.
+        """Send each shard its own command, wait for all answers, and return them by shard.
 
         Raises
         ------
@@ -326,7 +327,7 @@ class Router:
 
 
 class Shared:
-    """The state that routers with different maps of one cluster share. Any thread."""
+    """The state that routers with different maps of one cluster share. Any thread may use it."""
 
     def __init__(self) -> None:
         self.places = Places()

@@ -1,8 +1,8 @@
 """Sessions over shards: a session is opened, joined and left on all shards, with one member per
 rank.
 
-A step is announced to every shard, so that each shard plans its own rows. A shard gets the keys of
-each table that it owns, even if it owns no keys of the step.
+A step is announced to every shard, so that each shard plans its own rows. A shard gets those keys
+of each table that it owns. A shard that owns no keys of the step gets the announcement too.
 
 **A shard that was restarted** does not know any member. In that case the member leaves the other
 shards as well, and its trainer gets the same error as after a restart of a single server. The
@@ -46,13 +46,14 @@ def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionF
         found = router.all(command, call)
     least = min(found, key=lambda one: one.last_step)
     facts = replace(least, written=tuple(chain.from_iterable(one.written for one in found)))
-    for name in facts.tables:  # the session locks them, so their ids stay valid
+    for name in facts.tables:  # the session locks the tables, so their ids stay valid
         router.tables.look_again(name, None)
     return facts
 
 
 def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
-    """Become a rank: on the first shard and, if no other client has the rank, on all shards."""
+    """Join a session as a rank: on the first shard and then, if no other client has the rank there,
+    on all other shards."""
     is_given = bool(command.member)
     command = replace(command, member=command.member or token_hex(16))
     first = router.first(command, call)
@@ -72,10 +73,9 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
 
 @contextmanager
 def leaving(router: Router, member: str) -> Iterator[None]:
-    """Leave a session on all shards if one shard no longer knows its member.
-
-    A shard that has found a wrong row raises ReplicaMismatchError for all later calls; add advice
-    to this error.
+    """Run the with block; if its error shows that one shard no longer knows the member, leave the
+    session on all shards. A shard that has found a wrong row at a trainer raises
+    ReplicaMismatchError for all later calls; this function adds advice to that error.
     """
     try:
         yield

@@ -144,12 +144,13 @@ class _Prefetched:
         return sum(getattr(handle, "late_bytes", 0) for handle in self._of_shard.values())
 
     def done(self) -> bool:
-        """Whether `result` would return without waiting."""
+        """Return whether `result` would return without waiting."""
         return all(getattr(handle, "done", bool)() for handle in self._of_shard.values())
 
 
 def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
-    """Ask every shard for its rows of a step; None: a lookup of the step raises the error."""
+    """Ask every shard for its rows of a step. None: a lookup of the step would raise an error, or a
+    shard cannot prefetch."""
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
     if known is None or len(place.behind(len(router.shards), command.step)) < len(router.shards):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
-    """Return the facts of the cluster: the facts of its first shard, with the memory of all shards.
-    The cluster's epoch grows with the epoch of any shard."""
+    """Return the facts of the cluster: the facts of its first shard, but with the sum of the cache
+    bytes of all shards. The cluster's epoch grows with the epoch of any shard."""
     found = router.infos(call)
     epoch = router.shared.epochs + sum(one.context.epoch for one in found)
     context = replace(found[0].context, epoch=epoch)

@@ -24,7 +24,7 @@
     pretrained   modules whose tables begin with given rows
     optimizer    tables as an optimizer of Torch, for schedules of their rates
 
-`frameworks.backed` describes a step, and its exactness. Torch computes the forward's sums on the
+`frameworks.backed` describes a step, and how exact it is. Torch computes the forward's sums on the
 device of the ids, with Torch's guarantees.
 
 Two alternatives were rejected. `lookup_pooled` sends fewer bytes if bags are long, but offers no

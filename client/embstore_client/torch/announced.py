@@ -50,7 +50,7 @@ class Place:
 
 class Read:
     """Results computed from the tensors of one batch; within the with block of this object, `once`
-    returns them. One thread at a time."""
+    returns them. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, Sequence[Any]]] = {}

@@ -51,10 +51,10 @@ def clip_grad_norm_(
     parameters : one or several tensors of the dense part; their gradients are changed in place
     max_norm : the bound of the norm of all gradients; `float("inf")` changes no gradient
     modules : the store modules that are trained together with the parameters
-    scaler : a `torch.amp.GradScaler` whose `unscale_(optimizer)` was called before. Gradients of
-        rows still have the scaler's scale then, so the norm is computed of them divided by the
-        scale; `step(scaler)` divides them later. If a gradient of rows is not finite, the scaler's
-        steps are skipped, as for a dense gradient that is not finite
+    scaler : a `torch.amp.GradScaler` whose `unscale_(optimizer)` was called before. The gradients
+        of rows still have the scaler's scale then. This function divides them by the scale for the
+        norm alone; `step(scaler)` later divides the gradients themselves. If a gradient of rows is
+        not finite, the scaler's steps are skipped, as for a dense gradient that is not finite
     group : the group of torch.distributed whose ranks average their gradients of rows. None: the
         group of the modules' loops. Every rank calls this function
     error_if_nonfinite : raise RuntimeError if the norm is not finite

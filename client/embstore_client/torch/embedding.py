@@ -1,6 +1,8 @@
-"""The base class of modules: tables of a store (`frameworks.backed`), forwards, and a step.
+"""The base class of the modules: it holds tables of a store (`frameworks.backed`), computes
+forwards, and sends gradients by `step`.
 
-A module must not be shared between threads; backward passes may run in Torch's threads.
+A program must not use a module in several threads at a time. Torch may run backward passes in
+threads of its own.
 """
 
 import os
@@ -286,9 +288,9 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         force: bool = False,
         **parts: Any,
     ) -> int:
-        """Go back to a checkpoint of `save` as `StoreBackedModule.load` does, and return the place.
-        Every rank of a group calls this method; rank 0 restores the store, and the other ranks
-        wait.
+        """Go back to a checkpoint of `save` as `StoreBackedModule.load` does, and return the resume
+        position, the number of finished steps. Every rank of a group calls this method; rank 0
+        restores the store, and the other ranks wait.
 
         Parameters
         ----------

@@ -206,8 +206,8 @@ def _without_padding(given: Mapping[str, FeatureIds]) -> dict[str, FeatureIds]:
 
 
 def _look_for_padding(every: Sequence[FeatureIds]) -> None:
-    """Note which of these ids are padding. If no id on a GPU is padding, this takes one wait per
-    GPU."""
+    """Find out which of these ids are padding. If no id on a GPU is padding, the host waits once
+    per GPU."""
     on_gpus: dict[Any, list[tuple[FeatureIds, Any]]] = {}
     for own in every:
         are_ids = is_id(own.keys, own.padding_idx)
@@ -225,7 +225,8 @@ def _look_for_padding(every: Sequence[FeatureIds]) -> None:
 
 
 def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
-    """Return the marked keys on the device of `keys`, (n,); the marks are on the host."""
+    """Return the keys that are marked as no padding: by `marks` on the device of `keys`, (n,), and
+    by the same marks on the host, `are_ids`."""
     return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 

@@ -2,11 +2,11 @@
 
 The backward pass ends at a **root**: a leaf tensor of an activation's shape, all of whose elements
 share one value in memory. Torch accumulates the root's gradient as it does for a parameter, and
-`keep` takes the gradient. So Torch copies the gradient only if it has other users. (`_own` also
-looks for views of the gradient, which Torch does not do for its parameters.) The kept gradients are
-those of bags, (bags, dim), however many ids the bags have. If a node is computed again
-(torch.utils.checkpoint), only one of its copies is part of the backward pass, so the gradient is
-kept once. If `keep` is None, no gradient is kept (evaluation).
+`keep` takes the gradient. So Torch copies the gradient only if other code uses the gradient, too.
+(`_own` also looks for views of the gradient, which Torch does not do for its parameters.) The kept
+gradients are those of bags, (bags, dim), however many ids the bags have. If a node is computed
+again (torch.utils.checkpoint), only one of its copies is part of the backward pass, so the gradient
+is kept once. If `keep` is None, no gradient is kept (evaluation).
 
 Weights are float32 or float64, and the bags' sums have the same dtype, so that the weights'
 gradient can be checked numerically. The weights' gradient needs the rows, which are saved for this
@@ -26,8 +26,8 @@ Keep = Callable[[Any], None] | None
 
 
 _OWN_USERS = 2
-"""The use count of a storage that only one tensor has: it counts the tensor, and the object that is
-asked."""
+"""The use count of a storage that only one tensor has: it counts the tensor, and the storage object
+by which the count is read."""
 
 
 class Places(NamedTuple):

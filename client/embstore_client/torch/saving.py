@@ -1,6 +1,6 @@
 """The dense part of a trainer in a file of Torch, saved with a checkpoint of the store.
 
-file    {"last_step": place, "states": {name: state_dict(), or a dict}}
+file    {"last_step": resume position, "states": {name: state_dict(), or a dict}}
 """
 
 import warnings
@@ -132,7 +132,8 @@ def _misfit(part: Any, state: Any) -> str:
 
 
 def _having(part: Any, name: str, method: str) -> Callable[..., Any]:
-    """Return a method of a part; for a dict, return a function that replaces this method."""
+    """Return a method of a part; for a dict, which has no such method, return a function that does
+    the same."""
     if type(part) is dict and is_plain(part):
         return part.copy if method == "state_dict" else partial(filled, part)
     found = getattr(part, method, None)

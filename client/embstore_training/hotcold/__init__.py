@@ -1,11 +1,11 @@
-"""Hot/cold training: hot rows are trained at the trainer, in batches that need no store at all.
+"""Hot/cold training: batches that have only hot rows are trained at the trainer, without the store.
 
     classifier      which samples are hot
     ragged          columns of ids, with one, several or any number of ids per sample
-    packer          a stream of samples as all-hot and mixed batches
+    packer          packs a stream of samples into all-hot and mixed batches
     scheduler       the order of these batches, and a rate that follows the loss
     run             the loop: hot batches on a replica, mixed batches at the store
-    steps           the interface of a batch for the body of the loop
+    steps           the steps, as the body of the loop uses them
     tally           which batches are finished, and which of them the store has
     replica         the hot rows at the trainer
     rows            one table's hot rows, in slots

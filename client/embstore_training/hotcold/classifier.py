@@ -126,7 +126,7 @@ class Classifier:
         Raises
         ------
         InvalidArgumentError : there are no columns; the hot set lacks a table; rows are not a
-            number; or hot keys are beyond a table.
+            number; or a hot key is beyond the rows of its table.
         """
         hot_set = HotSet.of(hot_set)
         if not columns:

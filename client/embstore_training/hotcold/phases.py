@@ -1,4 +1,4 @@
-"""The packed batches in phases: stretches of batches of one kind, the same on all ranks.
+"""The packed batches in phases: stretches of batches of one kind, on which all ranks agree.
 
 With a single rank, a phase lasts as long as the next batch is of the same kind. Several ranks pack
 their own samples, and their stretches have different lengths. Because all ranks share each step,

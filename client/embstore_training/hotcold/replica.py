@@ -8,7 +8,8 @@ trained them, bit for bit. The replica and the store exchange rows; they never a
 
     pull     rows of the store are copied here                    stale -> not stale
     update   rows and t change here                               dirty; t is ahead of the store's
-    push     dirty rows are sent to the store, with the t to add  not dirty; t is the store's
+    push     dirty rows are sent to the store, with the number    not dirty; t is the store's
+             of updates, which the store adds to t
 
 A **stale** row was never pulled, or was changed in the store since it was pulled; it must not be
 looked up. A **dirty** row was changed here since it was pushed. While there are dirty rows, or t is
@@ -62,7 +63,7 @@ class _Push(NamedTuple):
 
 
 class Replica:
-    """The hot rows of some tables, in NumPy. Not to be shared between threads."""
+    """The hot rows of some tables, in NumPy arrays. Threads must not share a replica."""
 
     def __init__(
         self,

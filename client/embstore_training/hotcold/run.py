@@ -30,9 +30,9 @@ counted. The update may have been applied nevertheless, as with any call whose a
 
 Several ranks share every step, as in any session. In hot phases they exchange sums by the caller's
 `all_gather` hook (`replicas.ranks`). Rank 0 alone pushes, and the other ranks wait for the push in
-the hook. Only the push that rank 0 makes as it leaves the run does not involve the other ranks. If
-a rank fails, the other ranks wait in the hook. The caller must end this wait, as for the gradients
-of the rest of the model; only a failed push is reported to all ranks.
+the hook. The last push, which rank 0 makes when it leaves the run, does not involve the other
+ranks. If a rank fails, the other ranks wait in the hook. The caller must end this wait, as for the
+gradients of the rest of the model; only a failed push is reported to all ranks.
 
 The store's own counts of accesses do not include accesses to a replica.
 
@@ -323,8 +323,8 @@ class HotColdRun:
 
     def _unsent(self) -> str:
         """Return a text about the updates that a checkpoint of the store would lack now; "" if it
-        would lack no updates. Only rank 0 returns a text: it pushes, and other ranks may have
-        continued."""
+        would lack no updates. Only rank 0 returns a text, because only rank 0 pushes; other ranks
+        may have continued."""
         if self._rank or self._replica is None or not self._replica.is_ahead:
             return ""
         return "the training of hot rows since the last exchange: call the run's exchange() first"

@@ -1,9 +1,9 @@
-"""Steps of a hot/cold run, for the body of its loop: on the replica, or at the store.
+"""Steps of a hot/cold run, as the body of its loop uses them: on the replica, or at the store.
 
-Hot and mixed steps are an `embstore_training.step.Step`, and differ in their exchange. A hot step
-calls no store. With several ranks, all of them exchange messages whenever a hot step is finished.
-The replica pools the bags of a hot step on the store's device, by the store's kernel, or else on
-the host. The bits are the same.
+Hot steps and mixed steps are both an `embstore_training.step.Step`, with different exchanges. A hot
+step calls no store. With several ranks, all of them exchange messages whenever a hot step is
+finished. The replica pools the bags of a hot step on the store's device, by the store's kernel, or
+else on the host. The bits are the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
 
 class HotColdStep(Step):
-    """One step of a run, for the body of its loop.
+    """One step of a hot/cold run, as the body of its loop uses it.
 
     A table's keys are the ids of its columns, column by column in the order of the run's columns,
     and within a column sample by sample. Rows and gradients are in this order.

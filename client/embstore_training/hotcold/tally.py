@@ -1,7 +1,8 @@
 """Counts the finished batches of a loop's stream, and the batches that the store has.
 
-A step is counted when the next step is requested, with no call in between: an interrupt could come
-between finishing a step and counting it.
+Finishing a step does not count it, because an interrupt could come between the two. Instead,
+whenever the count is read, the step that the loop has now is counted if that step itself shows that
+it is finished.
 """
 
 from embstore_training.hotcold.steps import HotColdStep
@@ -20,7 +21,7 @@ class Tally:
         """Begin with a stream. The stream's first `skip` batches are left out, because the store
         has them."""
         self.at_hand: HotColdStep | None = None
-        """The step that the body of the loop has now, and that is not counted yet."""
+        """The step that the body of the loop has now; None: that step has been counted."""
         self._finished = self._stored = skip
 
     @property

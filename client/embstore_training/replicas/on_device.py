@@ -73,7 +73,7 @@ def agreed_on_device(
     Parameters
     ----------
     keys, summed : this rank's keys and sums, by table. The sums of a single rank are scaled by
-        `options`; if there are several ranks, the sums are not scaled
+        `options`; if there are several ranks, the sums are not scaled yet
 
     Raises
     ------

@@ -1,5 +1,5 @@
-"""The messages between ranks that update their replicas equally. The caller's all-gather exchanges
-them.
+"""The messages between ranks that update their replicas equally. The caller's all-gather function
+exchanges the messages.
 
 The trainers exchange these messages without the store, in the hot phases of a hot/cold run, and in
 runs that are ahead of the store. A **hook** of the caller, `all_gather(x)`, returns the shares of
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 
 class CheckedGather:
-    """The caller's hook, with a check that its answer has every rank once, in rank order."""
+    """The caller's hook, with a check that its answer has all ranks' shares in rank order."""
 
     def __init__(self, all_gather: AllGather, rank: int, world_size: int) -> None:
         self._all_gather, self._rank, self._world_size = all_gather, rank, world_size
@@ -75,8 +75,8 @@ def meet(
     numbers: Sequence[int] = (),
     share: Share | None = None,
 ) -> list[Message]:
-    """Send this rank's message, and return every rank's message, in rank order. Without a hook this
-    is the only rank.
+    """Send this rank's message, and return every rank's message, in rank order. Without a hook, the
+    only rank is this rank.
 
     A rank that sends FAILED accepts any purpose of the other ranks.
 

@@ -1,8 +1,8 @@
 """One update of rows at trainers: its options, the sums of all ranks, and the updated rows.
 
-Ranks compare before they add. Different options are a caller's mistake, and all ranks can try again
-with the right ones. A different t or rate means that the replicas of the ranks differ, and nothing
-may be added.
+Ranks compare their options, t and learning rates before they add their sums. If options differ, a
+caller made a mistake, and all ranks can try again with the right options. If t or rates differ, the
+replicas of the ranks differ, and nothing may be added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -170,7 +170,7 @@ def scaled(shares: list[Share], gradient_scale: float) -> dict[str, Sums]:
     for name in names:
         parts = [share[name] for share in shares if name in share]
         keys, total = parts[0] if len(parts) == 1 else _added(parts)
-        # A factor of 1 changes no number. A copy is saved, since sums are not changed later.
+        # A factor of 1 changes no number. No copy is made, because sums are not changed later.
         sums[name] = Sums(keys, total if gradient_scale == 1 else scale_sums(total, gradient_scale))
     return sums
 

@@ -1,4 +1,4 @@
-"""The calls of steps in a run with waits="none": rows and updates are kept at the trainer."""
+"""The calls that steps make in a run with waits="none", which keeps their rows at the trainer."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -27,7 +27,8 @@ from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
 
 _ANSWER_S = 1.0
-"""Seconds for which the end of a failed run waits for an answer to the steps that were sent."""
+"""Seconds within which the store must answer a call at the end of a failed run; otherwise the end
+does not wait for the steps that were sent."""
 
 _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
@@ -40,11 +41,11 @@ class _Flight:
     is_expected: bool = False  # Whether its new rows, if any, have been requested.
     came: "Future[list[ArrivedRows]] | None" = None  # The new rows; None: no new rows.
     is_admitted: bool = False
-    asked_on: bool = False  # Whether rows of the steps after it were requested.
+    asked_on: bool = False  # Whether the rows of the following steps were requested.
 
 
 class WriteBehind(SessionExchange):
-    """The calls that steps make. The loop's thread, except for `prepare`."""
+    """The calls that steps make. Only the loop's thread makes them, except for `prepare`."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class WriteBehind(SessionExchange):
         self._readers = Workers(depth, "embstore-reader")
         self._sending: Sending | None = None  # None before the first loop.
         self._slots: dict[str, TableSlots] = {}  # For the reader's thread.
-        self._is_torn = False  # An update was applied and then not sent, because of an interrupt.
+        self._is_torn = False  # Whether an interrupt may have come after applying, before sending.
 
     # A loop
 
@@ -100,7 +101,7 @@ class WriteBehind(SessionExchange):
             ahead.fail(failure)
 
     def prepare(self, entry: Entry) -> None:
-        """Assign slots to the keys of the next step. The reader's thread."""
+        """Assign slots to the keys of the next step. The reader's thread calls this."""
         slots = self._slots
         entry.flight = _Flight(
             {name: slots[name].place(keys, entry.number) for name, keys in entry.keys.items()}
@@ -130,7 +131,7 @@ class WriteBehind(SessionExchange):
                 flight.came = self._readers.submit(lambda: self._read(entry))
 
     def _read(self, entry: Entry) -> list[ArrivedRows]:
-        """Read the new rows of a step, and write them to their slots. Any thread."""
+        """Read the new rows of a step, and write them to their slots. Any thread can call this."""
         rows, placed, read = self._rows, entry.flight.placed, self.sessions.read_step
         new = {name: places.new for name, places in placed.items() if len(places.new)}
 
@@ -171,8 +172,8 @@ class WriteBehind(SessionExchange):
     # A step
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return rows made from a step's distinct rows, which are in their slots or have been
-        requested."""
+        """Return a step's rows in the units of `forms`, made from its distinct rows. Wait for rows
+        that have been requested and have not arrived."""
         rows = self.rows(entry)
         self.send_for_next()
         return made(rows, entry, forms)
@@ -201,7 +202,7 @@ class WriteBehind(SessionExchange):
         return flight.placed
 
     def _came(self, entry: Entry) -> list[ArrivedRows]:
-        """Wait for a step's new rows."""
+        """Wait for a step's new rows, and return which rows have arrived."""
         flight: _Flight = entry.flight
         if flight.came is None:
             return []
@@ -221,7 +222,8 @@ class WriteBehind(SessionExchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Finish a step here as "updated", "released" or "skipped", and send it to the store.
+        """Finish a step at the trainer as "updated", "released" or "skipped", and queue it for the
+        store.
 
         This waits only while `depth` steps are not acknowledged.
         """

@@ -1,10 +1,10 @@
 """A run with waits="none" whose rows in flight are in the memory of the store's device.
 
-The store is in the same process, and lends its device (`embstore.handles.lent`). The loop looks up,
-sums and updates rows on the device, and sends the sums from there. Three things pass through the
-host: new rows on their way from the store; copies of a step's rows for their checksum, which the
-thread that sends the step makes; and, with several ranks, the sums for the caller's all-gather
-hook.
+The store is in the same process, and lends its device (`embstore.handles.lent`). The loop looks up
+rows, sums gradients and updates rows on the device, and sends the sums from there. Three things
+pass through the host: new rows on their way from the store; copies of a step's rows for their
+checksum, which the thread that sends the step makes; and, with several ranks, the sums for the
+caller's all-gather hook.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,16 +2,19 @@
 step.
 
 The reader's thread has assigned slots to the rows (`slots`). The rows of a step pass four stages,
-each in the order of the steps, except for the second:
+each in the order of the steps, except for the second. After each stage's condition stands the
+thread that meets it:
 
     expected   there is room for the step's new rows: the loop, `depth` steps ahead
     put        the new rows have arrived, and are in their slots: a thread that requests rows
-    admitted   updates of other ranks that they lack are applied: the loop, at the step's turn
+    admitted   the rows have got the updates of other ranks that they lacked: the loop, at the
+               step's turn
     updated    the step's update has changed its rows: the loop
 
-**Rows can be put while the loop works.** At that time nothing else uses the slots of a step's new
-rows. A key that has lost such a slot was last used more than 2 * depth steps before the step. When
-the loop expects a step, it has finished all steps up to the step that is depth + 1 steps earlier.
+**Rows can be put while the loop works,** because nothing else uses the slots of a step's new rows
+at that time. A key that has lost such a slot was last used more than 2 * depth steps before the
+step. When the loop expects a step, it has finished all steps up to the step that is depth + 1 steps
+earlier.
 
 **Checksums** are computed over the rows to which an update is applied. The loop only copies these
 rows, which takes a fraction of the time. The thread that sends the step computes the checksum of
@@ -67,8 +70,8 @@ Copies = Mapping[str, Callable[[], tuple[Rows, Rows]]]
 
 
 class Checksum:
-    """The checksum of a step's rows, computed on request (`embstore.commands.RowsChecksum`). Any
-    thread.
+    """The checksum of a step's rows (`embstore.commands.RowsChecksum`). Any thread can have it
+    computed.
 
     The rows are kept as long as the step may be sent again: when a cluster grows, the checksum of
     all rows is requested first, and then a checksum for each shard.
@@ -126,8 +129,8 @@ class Table:
 
 
 class RowsInFlight:
-    """The rows in flight of a session's tables. The loop's thread only, unless a method allows any
-    thread."""
+    """The rows in flight of a session's tables. Only the loop's thread calls a method, unless the
+    method allows any thread."""
 
     def __init__(
         self,
@@ -176,7 +179,8 @@ class RowsInFlight:
         wanted: Mapping[str, Inverse],
         records: StepRecords,
     ) -> list[ArrivedRows]:
-        """Write rows at some positions of a step to their slots. Any thread.
+        """Write arrived rows of a step to their slots; return the slots by the last step whose
+        update their rows include. Any thread can call this.
 
         wanted : the positions that were requested, (n,) by table
         """
@@ -193,8 +197,8 @@ class RowsInFlight:
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[ArrivedRows]
     ) -> None:
-        """Bring the rows of a step to their state at the step's turn. All these rows have been
-        put."""
+        """Bring the rows of a step to their state at the step's turn. All new rows of the step have
+        been put."""
         if self._all_gather is None:
             return  # no new row lacks an update, and no row is looked up by key
         for name, places in placed.items():
@@ -206,7 +210,7 @@ class RowsInFlight:
                         self._catch_up(self._tables[name], slots, updates[name])
 
     def _catch_up(self, table: Table, slots: Slots, update: _Update) -> None:
-        """Apply an update that rows in `slots` lack, to the rows that the update changes."""
+        """Apply an update to rows that lack it: the rows in `slots` that the update changes."""
         places = places_in(table.keys[slots], update.sums.keys)
         is_named = places >= 0
         gradients = update.sums.gradients[is_named]

@@ -2,21 +2,22 @@
 not acknowledged.
 
 Several calls run concurrently, since calls one after the other would take a network round trip per
-step. The store finishes the steps in the order of their numbers, whichever step arrives first. It
-keeps the gradients of a step until the step's turn. So the steps that are being sent have together
-at most as many bytes as one call may have, but at least one step can always be sent.
+step. The store finishes the steps in the order of their numbers, whichever step arrives first. The
+store keeps the gradients of a step until the step's turn. Therefore all steps that are being sent
+have, together, at most as many bytes as one call may have; a single step can always be sent.
 
 The first failure is kept. No step is sent after a failure, and the next call that sends or waits
 raises the failure.
 
-The sending threads take steps from the queue themselves, so a step is either in the queue or not.
-An interrupt (Ctrl-C) within `send` therefore cannot leave a step that no thread takes, and for
-which the end of the run would wait. At worst the threads have not been woken; in that case
-`synchronize` wakes them.
+An interrupt (Ctrl-C) within `send` cannot leave a step that no thread takes, and for which the end
+of the run would wait: the sending threads take steps from the queue themselves, and a step is
+either in the queue or not. At worst the threads have not been woken; in that case `synchronize`
+wakes them.
 
 **Priority.** A thread that begins a call needs the interpreter for a millisecond or two, and the
-loop needs it, too, because it begins the next step at once. So a step is not sent before the loop
-computes (`go_on`) or waits itself. The delay is bounded, because the loop may do something else.
+loop needs it, too, because it begins the next step at once. So a step is kept back until the loop
+computes (`go_on`) or itself waits. The delay is bounded, because the loop may do neither for a long
+time.
 """
 
 import threading
@@ -28,8 +29,8 @@ from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
 
 _KEEP_BACK_S = 3e-3
-"""Maximum seconds for which a step waits for the loop to compute. A large step waits a few times as
-long."""
+"""Maximum seconds for which a step is kept back until the loop computes. With large steps, the loop
+computes after a fraction of this time."""
 
 
 class _Step(NamedTuple):
@@ -59,7 +60,7 @@ class Sending:
         """`_done` notifies the loop of an acknowledged step; `_given` notifies a sender of a
         waiting step."""
         self._gone_on = threading.Condition(lock)
-        self._is_kept_back = False  # Whether steps wait, because the loop does not compute yet.
+        self._is_kept_back = False  # Whether steps wait until the loop computes.
         self._waiting: deque[_Step] = deque()
         self._out: dict[int, int] = {}  # Bytes of each step that is being sent, by number.
         self._failure: BaseException | None = None
@@ -146,8 +147,8 @@ class Sending:
             del step  # free the step before waiting for the next one
 
     def _next(self) -> _Step | None:
-        """Take the first waiting step, as soon as the limits allow that it is sent; None: no more
-        steps are sent."""
+        """Remove the first waiting step from the queue as soon as it may be sent, and return it;
+        None: no more steps are sent."""
         with self._given:
             while not self._has_ended():
                 if self._has_room() and not self._is_kept_back:

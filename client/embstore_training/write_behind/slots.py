@@ -3,8 +3,7 @@
 A key has a slot from its first use until `window` steps have passed without a use. Then the slot is
 free for another key. The keys with slots are kept in ascending order, with their slots and last
 steps, so that a step's keys are found by binary search. The search takes a few milliseconds for
-20,000 keys among 160,000. It is made in the reader's thread, which is `lookahead` steps ahead of
-the loop.
+20,000 keys among 160,000. The reader's thread makes it, up to `lookahead` steps ahead of the loop.
 
 Slots are assigned in the order of the steps, and rows are put in slots in the same order. When step
 n assigns a slot to another key, the slot is no longer read for its old key: only steps before n
@@ -31,7 +30,7 @@ class Placed(NamedTuple):
 
 
 class TableSlots:
-    """The slots of one table. One thread."""
+    """The slots of one table. Only one thread uses them, the reader's."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -42,7 +41,7 @@ class TableSlots:
         self._count = 0
 
     def place(self, keys: Keys, step: int) -> Placed:
-        """Assign slots to the distinct keys of the next step."""
+        """Assign slots to the distinct keys of the next step, and return the slots."""
         freed = self._expire(step)
         slots, is_known = np.empty(len(keys), np.int64), np.zeros(len(keys), np.bool_)
         if len(self._keys):

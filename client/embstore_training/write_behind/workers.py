@@ -1,4 +1,4 @@
-"""Daemon threads that make calls for a loop: a call that hangs keeps no process alive."""
+"""Daemon threads that make calls for a loop. A call that hangs does not keep the process alive."""
 
 import queue
 import threading
@@ -27,7 +27,7 @@ class Workers:
         return future
 
     def stop(self) -> None:
-        """Call only functions that have been submitted by now, and no others; return at once."""
+        """End the threads after they have called the functions submitted by now; return at once."""
         for _ in range(self._count):
             self._jobs.put(None)
 

@@ -4,7 +4,8 @@ Every call is authenticated anew, which takes microseconds. The server keeps no 
 attempts.
 
 SIGHUP makes the server read the file of tokens again. A removed token is refused from its next call
-on; if the file is invalid, this is logged, and nothing changes. Event loop only.
+on. If the file is invalid, the server logs this, and the tokens that it read before stay in use.
+Event loop only.
 """
 
 import logging
@@ -34,8 +35,10 @@ class Callers:
     """The callers that a server accepts; without a file of tokens, all callers."""
 
     def __init__(self, path: Path | None, limits: Mapping[str, int]) -> None:
-        """Read the file; raises InvalidArgumentError if it is invalid. `limits` are the default
-        limits."""
+        """Read the file of tokens at `path`; `limits` are the default limits, by name.
+
+        Raises InvalidArgumentError if the file is invalid.
+        """
         self._path = path
         self._limits = limits
         self._entries: dict[str, Entry] = {}
@@ -60,7 +63,7 @@ class Callers:
         return self._principals.get(name)
 
     def reload(self) -> None:
-        """Read the file again; calls from now on use it."""
+        """Read the file of tokens again; it decides about all calls from now on."""
         if self._path is None:
             return
         try:
@@ -80,8 +83,9 @@ class Callers:
     def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
         """Return the principal of a call.
 
-        If the header `authorization` was sent, it decides ("": it was not sent). Otherwise the name
-        in a verified certificate decides; a certificate with several different names is refused.
+        `authorization` is the text of the header of this name, and decides if it is not empty.
+        Otherwise the name in a verified certificate decides; a certificate with several names is
+        refused.
 
         Raises UnauthenticatedError if the caller is unknown.
         """

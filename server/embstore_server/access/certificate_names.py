@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 _COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
-"""Object identifiers 2.5.4.3 and 2.5.29.17."""
+"""The object identifiers 2.5.4.3 (common name) and 2.5.29.17 (alternative names), as in DER."""
 _MAIL, _DNS = 0x81, 0x82
 _VERSION, _EXTENSIONS = 0xA0, 0xA3
 _SUBJECT = 4
@@ -25,12 +25,12 @@ are ASCII."""
 
 @lru_cache(maxsize=1024)
 def names_in_pem(pem: bytes) -> tuple[str, ...]:
-    """Return the different names in a certificate in PEM form."""
+    """Return the names in a certificate in PEM form, each name once."""
     return names_in(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
 def names_in(der: bytes) -> tuple[str, ...]:
-    """Return the different names in a certificate; no names if the bytes are no certificate."""
+    """Return the names in a certificate, each name once; () if the bytes are no certificate."""
     try:
         ((_, certificate),) = _elements(der)
         fields = list(_elements(next(_elements(certificate))[1]))
@@ -65,7 +65,7 @@ def _text(content: bytes, tag: int) -> str:
 
 
 def _elements(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each element of DER."""
+    """Yield the tag and the content of each element in a sequence of DER elements."""
     at = 0
     while at < len(content):
         tag, length = content[at], content[at + 1]

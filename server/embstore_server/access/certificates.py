@@ -1,7 +1,8 @@
 """The server's certificate, and the authorities for certificates of clients; read again at SIGHUP.
 
 Both ports use the current certificates for each new connection, so that a certificate that is about
-to expire is replaced without a restart. If files are invalid, this is logged, and nothing changes.
+to expire is replaced without a restart. If a new file is invalid, the server logs this, and the
+certificates that it read before stay in use.
 """
 
 import logging

@@ -2,17 +2,17 @@
 calls.
 
 **Sessions** belong to the principal that opened them. Their full names begin with the principal:
-`train` of the token `ads` is the session `ads:train`, whose position no other token can take or
-read. A principal with the right to write everything can also use full names, which lists of
-sessions show; in this way an operator can end any session. A session that was opened when the
-server had no tokens has the full name `:train`. If the server gets tokens later, a principal with
-the right to write everything continues the session by that name.
+`train` of the token `ads` is the session `ads:train`, whose resume position (its last finished
+step) no other token can use or read. A principal with the right to write everything can also use
+full names, which lists of sessions show; in this way an operator can end any session. A session
+`train` that was opened when the server had no tokens has no owner. If the server gets tokens later,
+a principal with the right to write everything continues this session by the name `:train`.
 
 **Scans** also belong to the principal that opened them.
 
 **Calls that are sent again** are remembered by client and principal, so that no principal gets or
 replaces the answer of another principal. The id of a client includes its owner, so that the many
-clients of one principal do not evict the clients of another.
+clients of one principal do not displace the clients of another in the deduplication window.
 
 **Tables of other principals** are refused by name, before anything is looked up. The answer is
 therefore the same whether such a table exists or not.
@@ -88,21 +88,22 @@ class Principal:
 
     def session(self, name: str) -> str:
         """Return the full name of this principal's session `name`."""
-        if not self.name or not name:  # the name is empty; the engine refuses it
+        if not self.name or not name:  # no token, or an empty name, which the engine refuses
             return name
         if ":" in name and self._has_all_sessions:
             return name.removeprefix(":")
         return owned(self.name, name)
 
     def check_session(self, name: str) -> None:
-        """Raise PermissionDeniedError, unless the session of this full name is the principal's."""
+        """Raise PermissionDeniedError unless the principal may use the session `name`, a full
+        name."""
         if not self.owns_session(name):
             raise PermissionDeniedError(
                 "expected a session that you opened, found one of another caller"
             )
 
     def owns_session(self, name: str) -> bool:
-        """Return whether the session of this full name is the principal's."""
+        """Return whether the principal may use the session `name`, a full name."""
         return self._has_all_sessions or owner_of(name) == self.name
 
     def scan(self, name: str) -> str:
@@ -112,11 +113,12 @@ class Principal:
     # Calls that are sent again
 
     def origin(self, origin: Origin) -> Origin:
-        """Return an origin that no other principal can have; return an invalid origin as it is.
+        """Return a call's origin (client id and sequence number) with a client id that no other
+        principal can have; return an invalid origin as it is.
 
-        The owner in the origin's client id (`tables.owners`) is a hash of the principal's name,
-        because a name can be as long as the id. A principal without a name is no owner, whatever
-        the client id.
+        The owner in the new client id (`tables.owners`) is a hash of the principal's name, because
+        a name can be as long as the id. If the principal has no name, the new client id has no
+        owner, even if the client sent an id that looks as if it had one.
         """
         client_id = origin.client_id
         is_bad = not 0 < len(client_id) <= CLIENT_ID_CHARACTERS_MAX

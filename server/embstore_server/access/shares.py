@@ -3,20 +3,20 @@
     queue_calls, inflight_bytes, sessions   at any time; half of the server's own bound, unless the
                                             file of tokens contains another limit
     announced_bytes                         of all sessions of the token; half of the store's bound.
-                                            Tokens with the right to write everything have one share
-                                            together: their sessions have no owner
+                                            All sessions without an owner have one share together
     scans, scan_bytes                       open scans of the token, and the bytes that they need;
                                             half of the server's, and of the store's bound
     call_bytes                              keys and rows of one call, bounded if the file contains
-                                            a limit: calls of other tokens can wait for one to end
+                                            a limit: a long call delays the calls of other tokens
     cache_bytes                             bytes of the cache that the pools of the token's
-                                            writable tables take before they have a row; half of the
+                                            writable tables take while they are empty; half of the
                                             cache, or no limit for tokens that can write everything
     tables, rows, disk_bytes                of the token's writable tables, together; bounded if the
                                             file contains a limit. disk_bytes is the most that the
-                                            rows can take: it is known when a table is created
+                                            rows can take, which is known when a table is created
 
-Pins need no limit: sessions of several owners divide the slots between them (`lookahead.planner`).
+Pinned rows need no limit: the planner (`lookahead.planner`) divides the slots between the sessions
+of several owners.
 
 A server without tokens has only its own bounds.
 """
@@ -37,8 +37,8 @@ from embstore_server.access.callers import Callers
 from embstore_server.access.principals import Principal
 
 SHARE = 0.5
-"""The part of a bound that one owner can use. With half of a bound, as much remains for a second
-owner."""
+"""The part of a bound that one owner (a token) can use. With half of a bound, as much remains for a
+second owner."""
 
 
 def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
@@ -52,9 +52,10 @@ def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
 
 
 def share_of(callers: Callers, limit: str, most: int, owner: str) -> int | None:
-    """Return the part of a store's bound `most` that one owner can use, by the name of the limit.
+    """Return how much of `most`, a bound of the store, one owner can use; None: any amount, because
+    the server has no tokens.
 
-    None: the server has no owners. Any thread.
+    `limit` is the name of the limit. Any thread.
     """
     if not callers.known:
         return None
@@ -75,8 +76,8 @@ def check_call(principal: Principal, command: Command[Any], engine: Engine) -> N
 
 
 def used(principal: Principal, engine: Engine) -> dict[str, int]:
-    """Return a principal's usage of a store. The calling code must be on the engine's turn, or read
-    a frame of its tables."""
+    """Return a principal's present use of a store's resources, by the name of the limit. Any
+    thread."""
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
     announced = engine.sessions.announcing.announced_bytes(principal.name)
     scans, scan_bytes = engine.scans.places.used(principal.name)
@@ -100,7 +101,8 @@ def _cache_bytes(principal: Principal, engine: Engine) -> int:
 
 
 def cache_bytes_max(principal: Principal, engine: Engine) -> int | None:
-    """Return the bytes of the cache that a principal's pools can take before they have a row."""
+    """Return the limit of the cache bytes that a principal's pools take while they are empty; None:
+    there is no limit."""
     if not principal.name or principal.right_on(EVERYTHING) >= Right.WRITE:
         return principal.limits.get("cache_bytes")
     default = int(SHARE * engine.tables.arena.budget_bytes)
@@ -130,10 +132,10 @@ def _of_tables(principal: Principal, engine: Engine) -> dict[str, int]:
 
 
 def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
-    """Refuse a command that would exceed a principal's share of a store. Called on the engine's
-    turn.
+    """Refuse a command that would exceed a principal's limits. Call this when the engine is about
+    to execute the command, so that no other command changes the usage.
 
-    Raises CapacityError if the share is exceeded.
+    Raises CapacityError if a limit would be exceeded.
     """
     more: dict[str, int] = {}
     match command:

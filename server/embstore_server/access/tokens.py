@@ -43,7 +43,8 @@ _VERSION = 2
 _NOT_ONE = "is no file of tokens, which `embstore token add --tokens FILE` makes"
 _FIRST = "admin"
 LOCK_WAIT_S = 60.0
-"""The longest time that a change waits for changes by other processes, which take milliseconds."""
+"""The longest time that a change of the file waits for changes by other processes. A change takes
+milliseconds."""
 _LOOK_S = 0.02
 LIMITS = (
     "queue_calls",
@@ -65,8 +66,8 @@ RIGHTS = {right.name.lower(): right for right in (Right.READ, Right.WRITE, Right
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry of one name. `secret` is the hash of the secret; None: the caller shows a
-    certificate."""
+    """The entry of one name. `secret` is the hash of the secret; None: the name has no secret, and
+    its caller shows a certificate."""
 
     name: str
     secret: str | None
@@ -76,7 +77,8 @@ class Entry:
     """Limits by name (`LIMITS`)."""
 
     def has(self, secret: str) -> bool:
-        """Return whether a secret is that of the entry; the time does not depend on the answer."""
+        """Return whether `secret` is the entry's secret, in a time that does not depend on the
+        answer."""
         return hmac.compare_digest(_hashed(secret), self.secret or _NO_HASH)
 
 
@@ -223,11 +225,11 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def make_first(path: Path) -> str:
-    """Make and return a token `admin` with every right; if a name already has every right, return
-    "".
+    """Make a token named `admin` that has every right, and return it; return "" without a change if
+    a name already has every right.
 
-    This function is for a server whose ports other machines can reach from its first start on. The
-    token is durable on return.
+    This is for a server that other machines can reach from its first start on. The token is durable
+    on return.
     """
     rights = {EVERYTHING: Right.ADMIN}
     with _named(path):
@@ -242,7 +244,8 @@ def make_first(path: Path) -> str:
 
 
 def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:
-    """Change the entries of a file, one process at a time; the change is durable on return.
+    """Change the entries of a file by `how`, one process at a time; the change is durable on
+    return.
 
     A symbolic link is followed, so that a server that reads the file through the link reads the
     change.

@@ -108,7 +108,8 @@ def _paragraphs(command: Any) -> str:
 
 
 def _panel(name: str) -> str | None:
-    """Return the heading of a command; None if its group has one heading for all its commands."""
+    """Return the heading under which the help lists a command; None for the commands of a group,
+    which have one common heading."""
     return next((panel for panel, names in _PANELS.items() if name in names.split()), None)
 
 

@@ -112,7 +112,7 @@ def connected(
 ) -> AbstractContextManager["Store"]:
     """Connect to a server, or, unless `of_one`, to all shards of its cluster.
 
-    Raises EmbstoreError if that fails; at once if the port is closed.
+    Raises EmbstoreError if the server cannot be reached; if its port is closed, without waiting.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error that is raised contains the reason
     from embstore_client.connecting import connect, connect_one

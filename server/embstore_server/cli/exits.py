@@ -3,7 +3,7 @@
 DEVICE_FAILED is EX_SOFTWARE of sysexits.h, the nearest standard status. Rows that existed only on
 the device are lost. A supervisor may start the server again, which then opens its last checkpoint.
 A status above 128 is 128 plus the number of a signal, as a shell reports it for a program that a
-signal has ended. But a command has caught the signal, and has cleaned up.
+signal has ended. Unlike such a program, a command has caught the signal, and has cleaned up.
 """
 
 from signal import SIGINT, SIGPIPE, SIGTERM
@@ -27,4 +27,4 @@ MEANINGS = {
 }
 
 LEGEND = "Exit status:\n" + ";\n".join(f"{n}  {text}" for n, text in MEANINGS.items()) + "."
-"""The text about exit statuses in the help, which may join its lines."""
+"""The text about exit statuses in the help; the help may join its lines."""

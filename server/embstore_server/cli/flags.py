@@ -17,11 +17,13 @@ def flag(help: str, metavar: str | None = None, *names: str, **options: Any) -> 
 
 
 YES = flag("Do not ask.", None, "--yes", "-y")
-"""The flag of a command that deletes something."""
+"""The flag that skips the question of a command that deletes something, or affects other
+clients."""
 
 
 def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
-    """Return a flag for a signature: `info` is Typer's, `kind` is the type of the value."""
+    """Return a parameter for a signature that Typer reads as a flag: `kind` is the type of the
+    value, and `info` is Typer's description (`flag`)."""
     return Parameter(
         name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )

@@ -110,7 +110,8 @@ def rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> "RenderableT
 
 
 def parts(named: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> "RenderableType":
-    """Return named parts, drawn one below the other, each with names and values."""
+    """Return a drawing of titled sections, one below the other; each line of a section is a name
+    and a value."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -146,7 +147,10 @@ def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], Non
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show progress inside the block; `total` is None if the total is unknown."""
+    """Show progress inside the block; yield a function that takes the number of further items done.
+
+    total : the number of all items; None if it is unknown
+    """
     with _drawing(is_counted=total is not None) as drawn:
         task = drawn.add_task(what, total=total)
         yield lambda count: drawn.advance(task, count)
@@ -154,8 +158,8 @@ def progress(what: str, total: int | None = None) -> Iterator[Advance]:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Progressed]:
-    """Show progress inside the block; the server reports both the number of items done and the
-    total."""
+    """Show progress inside the block; yield a function that takes the number of items done so far,
+    and the total, as a server reports them."""
     with _drawing(is_counted=True) as drawn:
         task = drawn.add_task(what, total=None)
         yield lambda done, of: drawn.update(task, completed=done, total=of or None)

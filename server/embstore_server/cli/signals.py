@@ -31,7 +31,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore these signals in the block, which must be short: it cleans up."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block, which cleans up, and must be short."""
     with _handled(_IGNORED, signal.SIG_IGN):
         yield
 

@@ -26,8 +26,8 @@ def stats(connect: Connect) -> Shown:
 
 
 def shown(title: str, of: type, document: Mapping[str, Any]) -> "RenderableType":
-    """Return a document in drawn form: parts with the single values, then a table for each repeated
-    part."""
+    """Return a drawing of a document of stats: first the single values, by part, then a table for
+    each part that is repeated."""
     from rich.console import Group
     from rich.text import Text
 

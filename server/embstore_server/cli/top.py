@@ -1,8 +1,8 @@
 """`embstore top`: a running store in a terminal, as its page shows it in a browser.
 
 The command reads the stats at intervals, and draws the whole screen each time; counters are shown
-as rates per second since the last reading. A pipe or a file cannot be redrawn. If the output is
-one, the command reads the stats twice, to compute rates, writes the second result, and ends.
+as rates per second since the last reading. If the output is a pipe or a file, it cannot be redrawn:
+the command reads the stats twice, to compute rates, writes the second result, and ends.
 """
 
 from functools import partial

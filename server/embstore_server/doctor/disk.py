@@ -2,8 +2,8 @@
 
 The speed is measured with a file of MEASURED_BYTES in the directory itself. The file is written and
 synced as a whole. Then small writes are synced one by one, as a command log syncs its records.
-Finally blocks of 4 KiB are read at random offsets, as a store reads missed rows, from pages that
-the kernel was asked to forget. The measurement takes about a second.
+Then the kernel is asked to forget the pages of the file. Finally blocks of 4 KiB are read at random
+offsets, as a store reads rows that its cache lacks. The measurement takes about a second.
 """
 
 import os
@@ -28,8 +28,9 @@ ROOM_SMALL_BYTES = 8 << 30
 space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""Bounds below which a disk counts as slow. They are chosen for a rotating disk; a disk without
-moving parts is at least five times as fast."""
+"""A disk counts as slow if a sync or a read takes longer than these times, or if it writes fewer
+bytes a second than this. The bounds are chosen for a rotating disk; a disk without moving parts is
+at least five times as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}
@@ -95,8 +96,8 @@ def of_file_system(kind: str, directory: Path) -> Finding:
 
 
 def of_room(free_bytes: int, free_files: int | None) -> Finding:
-    """Judge the free space. `free_files` is the number of files that can still be made; None: it is
-    unknown."""
+    """Judge the free space. `free_files` is the number of files that can still be made; None: the
+    number is unknown."""
     found = f"{bytes_text(free_bytes)} free"
     if free_bytes < ROOM_NONE_BYTES:
         return fail("room", found, "free some space: without it writes are refused")

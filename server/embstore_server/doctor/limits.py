@@ -1,4 +1,4 @@
-"""Limits of the process: a connection needs a descriptor, and a file of the store needs a map."""
+"""Limits of the process: a connection needs a descriptor, a file of the store a memory map."""
 
 import resource
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def of_address_space(limit: int) -> Finding:
 
 
 def of_maps(system: System) -> Finding:
-    """Judge how many maps a process can have: each segment of the store is one map."""
+    """Judge how many memory maps a process can have: each segment of the store is one map."""
     count = system.number("proc/sys/vm/max_map_count")
     if count is None:
         return ok("maps", "not said")

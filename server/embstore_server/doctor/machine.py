@@ -19,7 +19,8 @@ CORES_FEW = 2
 _ROW_BYTES = (64, 528)
 """Bytes of a row of 16 elements, and of a row of 128 elements with row-wise state."""
 _KEY_BYTES = 40
-"""Most bytes of GPU memory for a row in level two: key, score, flag, and its part of the index."""
+"""Most bytes of GPU memory for a row in level two, the part of a GPU's cache in the host's memory:
+key, score, flag, and the row's part of the index."""
 
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 _NOT_SYNCHRONIZED = 0x40
@@ -106,7 +107,8 @@ def of_processor(system: System) -> Finding:
 
 
 def of_denormals() -> Finding:
-    """Judge whether this thread keeps tiny numbers (docs/contract.md, rule 1)."""
+    """Judge whether this thread keeps denormal numbers, and does not flush them to zero
+    (docs/contract.md, rule 1)."""
     if keeps_denormals():
         return ok("denormals", "kept")
     change = "find what sets flush-to-zero (LD_PRELOAD, a library compiled with -ffast-math)"

@@ -57,10 +57,11 @@ returns from a kernel would wait that long for a busy event loop."""
 def serve(settings: Settings) -> int:
     """Serve a store until SIGTERM or SIGINT; return the exit status.
 
-    Raises DeviceError if the device was lost; the store then opens at its last checkpoint. Raises
-    EmbstoreError if the store or a port could not be opened, or if not everything was committed.
+    Raises DeviceError if the device was lost; the next start opens the store at its last
+    checkpoint. Raises EmbstoreError if the store or a port could not be opened, or if not
+    everything was committed.
     """
-    if sys.stderr is not None:  # the only report of a file that was truncated while mapped
+    if sys.stderr is not None:  # nothing else reports that a mapped file was truncated
         faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -96,7 +97,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
         sharing: SharedMemoryPort | None = None
         try:
             await _open_or_leave(host, stop, compiled)
-            # only now, as its socket may be in the store's directory
+            # not earlier: the socket may be in the store's directory, which opening may have made
             sharing = SharedMemoryPort(service)
             if not stop.done():
                 if service.engine.lost:
@@ -151,7 +152,7 @@ def _say_ready(service: Service, listen: str, admin: str | None, socket: str | N
 
 
 async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: threading.Event) -> None:
-    """Open the store; end the process if a signal requests it before kernels are compiled."""
+    """Open the store; if a signal requests the end while kernels are compiled, end the process."""
     opening = asyncio.create_task(host.open())
     await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
     if stop.done() and not opening.done() and not compiled.is_set():

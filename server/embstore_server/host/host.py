@@ -26,7 +26,10 @@ class Host:
     def __init__(
         self, settings: Settings, open_engine: Callable[[], Engine], metrics: Metrics
     ) -> None:
-        """Prepare; `open_engine` opens the store that the settings name, on the engine thread."""
+        """Make the service and its replication; open no store yet.
+
+        `open_engine` opens the store that the settings name. It is called on the engine thread.
+        """
         self._open_engine = open_engine
         self.service = Service(settings, metrics, self._opened, self._promote)
         self.standbys = Standbys(self.service)
@@ -64,7 +67,8 @@ class Host:
         return engine
 
     def _use(self, engine: Engine) -> None:
-        self.following.decide(engine)  # not earlier: the previous store keeps its role
+        # not earlier, because until now the previous store was served, with its own role
+        self.following.decide(engine)
         self.service.use(engine, self.standbys.wake)
         self.standbys.use(engine)
 

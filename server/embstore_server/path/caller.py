@@ -1,4 +1,5 @@
-"""The caller of a call, and the call's cost: filled in by the transport, logged for slow calls."""
+"""The caller of a call, and the cost of the call, which is counted, and logged if the call is
+slow."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ class Caller:
     """The caller of a call, its deadline, and its cost so far.
 
     `peer` is the client's address; the label and the ids are for the log. `audited` is the subject
-    of a call of administration, for the audit log, and empty for other calls.
+    of an administrative call, for the audit log; it is empty for other calls.
     """
 
     verb: str
@@ -94,7 +95,7 @@ class Caller:
         self.step = getattr(command, "step", None)
 
     def spent(self, seconds: Mapping[str, float]) -> None:
-        """Add to the seconds by stage."""
+        """Add seconds, by stage, to `stage_seconds`."""
         own = self.stage_seconds
         for stage, more in seconds.items():
             own[stage] = own.get(stage, 0.0) + more
@@ -130,8 +131,8 @@ def _key_count(part: Any) -> int:
 
 
 _OF_A_ROW_EACH = ("keys", "positions", "inverse", "gradients")
-"""Names of arrays in a command's parts; the first named array that a part has contains an entry per
-key."""
+"""Names of arrays in a command or its parts, in the order in which they are looked for: the first
+one found has one entry per key."""
 
 
 def observe(
@@ -143,7 +144,7 @@ def observe(
 ) -> None:
     """Count a call that was answered with `code`, and log it if it was slow.
 
-    `command` is the call's command, if the caller has not noted it.
+    `command` is the call's command, if `caller.note` was not called with it.
     """
     seconds = monotonic() - caller.started
     is_slow = seconds * 1000 >= slow_call_ms

@@ -6,7 +6,7 @@ The table of verbs (`embstore_proto.verbs`) defines how each verb is sent and an
     LookupStep           answered by one message of rows or two
     LookupStepPooled     one message each way; never on the event loop
     ReadStep             one message each way; the answer is sent when its rows are in the cache
-    a document           one message each way, one of which takes long
+    a document           one message each way, one of which takes long to read or to write
     ReadScan             answered by one message; a thread of its own reads the rows
     WarmCache            answered by several messages about its progress
 
@@ -14,8 +14,8 @@ A transport passes an `Incoming`: the caller, the deadline, and the functions th
 an error. Rows are written straight to the transport's send buffer (`Blank`), so that protobuf never
 copies an array. Every call is one `answered` block. If the client disconnects, its transport
 cancels the call where it waits. If the call's task has not been queued, or can still be withdrawn,
-nothing is done; otherwise the task runs to its end, and its answer is remembered. A message is
-received as a whole before anything is queued.
+the call changes nothing; otherwise the task runs to its end, and its answer is remembered. A
+message is received as a whole before anything is queued.
 
 **Documents.** A profile and a hot set are sent as the bytes of their files. Reading a file of one
 GiB takes seconds. So if a command takes long, its message is read on the command's own thread.
@@ -51,7 +51,7 @@ from embstore_server.path.service import Service
 from embstore_server.path.step_answers import StepAnswers, send
 
 BRIEF_BYTES = 1 << 10
-"""The size of a brief request: at most a hundred keys.
+"""The largest size of a brief request, which has at most a hundred keys.
 
 Such a request takes a fraction of a millisecond if the rows are cached, and milliseconds if each
 row is read from disk.
@@ -106,7 +106,7 @@ class Calls:
 
     @asynccontextmanager
     async def answered(self, verb: str, call: Incoming) -> AsyncIterator[Caller]:
-        """Yield the caller, which must still be `let_in`.
+        """Yield the caller, which the block must authenticate by `let_in`.
 
         An exception of the block ends the call with an error.
         """
@@ -137,7 +137,7 @@ class Calls:
 
         Arrays are read only from callers with the right to the verb on at least one table. A
         request without arrays is small, and is always read, so that the log contains the subject of
-        a refused call of administration.
+        an administrative call that is refused.
         """
         caller.principal = self._service.callers.principal(
             call.authorization, call.certificate_names
@@ -155,7 +155,8 @@ class Calls:
         request: list[Any],
         reservation: Reservation,
     ) -> Framed:
-        """Return the reply to a request with a single reply; see `answer`."""
+        """Return the reply to a request that is answered by one message. As in `answer`, the
+        request is in a list."""
         service, is_step = self._service, verb.command.retry is Retry.STEP
         if verb.command.effect is Effect.LONG and (verb.is_bulk or verb.is_streamed):
             if verb.document:  # checked before the message is read, which takes long
@@ -169,7 +170,7 @@ class Calls:
             arrived = self._service.arrived(verb, caller, request.pop())
             if arrived.grown_bytes:
                 reservation.add(arrived.grown_bytes)
-                # encoded as deltas, keys are many
+                # if keys are encoded as deltas, a brief request can contain many
                 caller.brief &= arrived.grown_bytes <= BRIEF_BYTES
             dtype = arrived.rows_dtype
             rows = ReplyRows(call, arrived.stages, dtype) if verb.reads_rows else None
@@ -180,7 +181,7 @@ class Calls:
             expected = service.expected_bytes(arrived.command, value_bytes(dtype))
             if expected:  # a reply without rows needs no space
                 await call.expect(expected, reservation)
-            if dtype in NARROW:  # both forms exist until the rows are rounded
+            if dtype in NARROW:  # float32 rows and the space for rounded rows exist together
                 reservation.add(service.expected_bytes(arrived.command))
             answered = await service.begin(
                 caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages

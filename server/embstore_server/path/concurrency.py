@@ -1,18 +1,19 @@
 """A concurrency limit per token: one call at a time, while other tokens call as well.
 
-The queue for the engine is fair. But a call costs the event loop just as much before the queue,
-when its message is read, and afterwards. A token with a hundred connections would keep the loop and
-the interpreter for itself. Therefore a bulk call waits here first. Its message has arrived, but is
-not read until the earlier calls of the same client have left the engine. A call waits here only if
-another client has called within the last second; a token that is alone can have any number of
-running calls.
+The queue for the engine is fair. But a call costs the event loop time outside the engine, too:
+before the queue, when its message is read, and afterwards. A token with a hundred connections would
+keep the loop and the interpreter for itself. Therefore a bulk call waits here first. Its message
+has arrived, but is not read until the earlier calls of the same client have left the engine. A call
+waits here only if another client has called within the last second; a token that is alone can have
+any number of running calls.
 
 In one measured run, a token with sixteen connections competed with a token with one. Without the
 limit, the 99th percentile of the single connection's step time was 19 times as high as without the
 competitor. With the limit the factor was 4; with two calls at a time it was 5.7, with four 6.3. So
 the limit is one: while the engine executes a call of one token, a call of another is read.
 
-The wait here counts as a wait for the engine. Event loop only.
+In stats, the time that a call waits here counts as time in the queue for the engine. Event loop
+only.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,8 @@ class ConcurrencyLimiter:
         return 0 if turns is None else turns.waiting
 
     async def enter(self, client: str) -> "Place":
-        """Wait for a place; `leave`, or the end of its block, releases it."""
+        """Wait until the client can run one more call; return the call's place, which
+        `Place.leave`, or the end of the place's block, releases."""
         if self._latest[0] != client:
             self._latest_other = self._latest
         self._latest = client, self._now()
@@ -68,7 +70,7 @@ class ConcurrencyLimiter:
         return self._now() - other[1] < _CROWDED_S
 
     def left(self, client: str) -> None:
-        """Let the next calls enter: a place has become free."""
+        """Let the client's next calls enter, because one of its calls has left its place."""
         self._queues[client].leave()
         self._tidy(client)
 
@@ -80,7 +82,8 @@ class ConcurrencyLimiter:
 
 
 class Place:
-    """The place of one running call; a context manager."""
+    """The place of one call among the running calls of its client; a context manager, which
+    releases the place at its end."""
 
     def __init__(self, limiter: ConcurrencyLimiter, client: str) -> None:
         self._limiter = limiter

@@ -76,8 +76,8 @@ class DiskSpace:
             await self.changed()
 
     def check(self, command: Command[Any]) -> None:
-        """Refuse a command for which a commit may have no space, unless a command log contains
-        it."""
+        """Raise CapacityError if the command writes, and a commit may find no space for its
+        changes. With a command log, the log itself refuses writes for which it has no space."""
         if self.lack and command.effect is Effect.WRITES and self._service.engine.log is None:
             if not isinstance(command, DropTable):  # dropping a table frees space
                 raise CapacityError(f"nothing has changed: {self.lack}")
@@ -101,7 +101,7 @@ class DiskSpace:
                 _say_uncommitted(engine, exc)
                 return
             except CapacityError as exc:
-                deadline = None  # the exit status shows a lack of space, however late it is found
+                deadline = None  # the next attempt must find, and the exit status show, the lack
                 if monotonic() >= until:
                     _say_uncommitted(engine, exc)
                     return
@@ -111,8 +111,8 @@ class DiskSpace:
 
 
 def _check(until: float, done: int, of: int) -> None:
-    """Raise _LateError after a monotonic time, which ends a commit; this is the commit's
-    `progress`."""
+    """End a commit by _LateError if the monotonic time `until` is over. The commit calls this
+    function as its `progress`."""
     if monotonic() > until:
         raise _LateError("the time to stop (drain_s) is over")
 

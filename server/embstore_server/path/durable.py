@@ -108,7 +108,8 @@ class Durable:
                 self._waiting.append(one)
 
     def refuse_writes(self, refusal: Callable[[], EmbstoreError]) -> None:
-        """End the calls that wait for standbys, and all that will: this server was replaced."""
+        """End the writes that wait for standbys, and all later writes, by the error of `refusal`:
+        this server was replaced."""
         self._refused = refusal
         for one in self._waiting:
             if one.is_write and not one.future.done():

@@ -18,8 +18,8 @@ from embstore_server.path.inflight import Reservation
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
 """Bytes of rows rounded on the event loop: a few dozen microseconds."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
-"""Bytes of a reply's header: for its common part, per table without the name, and for stage
-times."""
+"""Bytes of a reply's header: for the part that all replies have, for each table (without its name),
+and for the times of stages."""
 
 Request = bytes | memoryview | Received
 
@@ -28,7 +28,7 @@ class Incoming(Protocol):
     """A call as its transport represents it."""
 
     transport: str
-    """The transport whose stats count it."""
+    """The name of the transport in whose stats the call counts."""
     authorization: str
     certificate_names: Sequence[str]
 
@@ -41,7 +41,7 @@ class Incoming(Protocol):
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Reserve space for `count` bytes of rows in the reply; raises OverloadedError.
 
-        The bytes count on a reservation if replies are bounded.
+        A transport whose replies have no space of their own adds the bytes to `reservation`.
         """
 
     def blank(
@@ -51,17 +51,18 @@ class Incoming(Protocol):
         others: Sequence[NDArray[Any]],
         dtype: str,
     ) -> Blank:
-        """Return a message whose arrays are written in the send buffer. Any thread."""
+        """Return a message into whose arrays rows are written, in the send buffer; see `Blank`. Any
+        thread."""
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
         """Send a message of the answer, once the client has received the previous one."""
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:
-        """End the call with an error; `is_final`: sending it again is of no use."""
+        """End the call with an error; `is_final`: it is of no use to send the call again."""
 
 
 class ReplyRows:
-    """Once the shapes of the rows are known, makes the reply into which they are written.
+    """Makes the reply into which rows are written, when it is called with the rows' shapes.
 
     A client on a slow link can request rows of two bytes per value (`narrow`). Such rows are read
     as float32 into arrays of their own, and rounded into the message when the engine has finished
@@ -98,7 +99,7 @@ async def framed(verb: Verb, answered: Answered, rows: ReplyRows | None) -> Fram
 
 
 def value_bytes(dtype: str) -> int:
-    """Return the bytes of a value in rows that are sent in a dtype."""
+    """Return the size in bytes of one value of a row that is sent as `dtype`."""
     return NARROW_BYTES if dtype in NARROW else VALUE_BYTES
 
 

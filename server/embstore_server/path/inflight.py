@@ -3,8 +3,8 @@
 A request reserves its bytes; a streamed request reserves its bytes as they arrive. Bytes that are
 announced and not yet sent take no memory. If they counted, a client that announces much and sends
 little would block all other clients. Therefore the start of a stream only checks that there is
-space for all of it, and the stream may still be refused later, when other calls took the space. As
-other calls continue, at least one of several streams that grow together is received as a whole.
+space for all of it, and the stream may still be refused later, when other calls took the space. If
+several streams grow together, at least one of them is received as a whole.
 
 A call that finds no space is refused (OverloadedError), and its client backs off. If such calls
 waited instead, a client that sends slowly could block all other clients. One message always fits,
@@ -13,13 +13,14 @@ The rows of a reply are reserved before they are read, and count until the clien
 a client that reads nothing is disconnected. The rest of a reply is never refused, because its work
 is done.
 
-A rank's share of a session's step counts until the session has received it. From then on the
-session keeps the share until the shares of the other ranks arrive. If shares counted during that
-time, shares that together exceed the bound would block each other, and their step would never end.
+The arrays that a rank sends for a step of a session count until the session has received them. From
+then on the session keeps them until the arrays of the other ranks arrive. If they counted during
+that time, arrays that together exceed the bound would block each other, and their step would never
+end.
 
-A step that arrives before its **turn** waits for later calls, and must not block them. While it
-waits, its bytes count as lent, see below. If too many bytes are lent, the step is refused, and the
-client sends it again.
+A step that arrives before its **turn**, while earlier steps are unfinished, waits for calls that
+arrive later, and must not block them. While it waits, its bytes count as lent, see below. If too
+many bytes are lent, the step is refused, and the client sends it again.
 
 **Shared memory** that a connection keeps between its calls is lent. Lent bytes take space from
 calls. Therefore at most half of the bound can be lent, so that calls can continue. One segment,
@@ -62,9 +63,9 @@ class Inflight:
         return loan
 
     def reservation(self, owner: str = "", most: int | None = None) -> "Reservation":
-        """Return a reservation for an owner that can use `most` bytes.
+        """Return a reservation for an owner that can use `most` bytes (None: up to the bound).
 
-        It is a context manager, which releases the bytes reserved inside at its end.
+        The reservation is a context manager, which at its end releases the reserved bytes.
         """
         return Reservation(self, owner, most)
 
@@ -152,7 +153,7 @@ class Reservation:
 
 
 class Loan(Reservation):
-    """A count of memory that is shared with one client."""
+    """A reservation for memory that is shared with one client; all its bytes count as lent."""
 
     def add_unchecked(self, count: int) -> None:
         """Count `count` bytes more."""

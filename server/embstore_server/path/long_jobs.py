@@ -24,7 +24,8 @@ from embstore_server.path.turns import Turns
 
 T = TypeVar("T")
 LongWork = Callable[[Progress], T]
-"""work(progress), which ends if `progress` raises."""
+"""The work of a job, which calls the `progress` that it gets between two pieces, and ends if
+`progress` raises."""
 
 _THREADS_MAX = 16
 """Threads per verb; further calls of the verb wait for one of them."""
@@ -74,7 +75,7 @@ class LongJobs:
         client: str = "",
         client_calls_max: int | None = None,
     ) -> T:
-        """Return the result of `work`.
+        """Do `work` on one of the verb's threads, and return its result.
 
         gone : waits until the caller has disconnected; None: this coroutine is cancelled when the
             caller disconnects
@@ -89,7 +90,7 @@ class LongJobs:
         loop = asyncio.get_running_loop()
 
         def noted() -> T:
-            self.running.add(wanted)  # noted here, as the job outlives its call
+            self.running.add(wanted)  # on the thread, because the job can outlive its call
             try:
                 wanted.check(0, 0)
                 return work(wanted.check)

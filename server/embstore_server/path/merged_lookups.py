@@ -43,9 +43,9 @@ class MergedLookups:
         self._service = service
 
     def answers(self, calls: Sequence[tuple[Incoming, Received]]) -> list[Framed | None]:
-        """Answer the lookups that wait neither for the engine, nor the disk, nor memory.
+        """Return the reply to each lookup that need not wait for the engine, the disk or memory.
 
-        None stands for a lookup that must wait or will be refused; nothing is done for this lookup.
+        The reply is None for a lookup that must wait or will be refused; nothing was done for it.
         """
         asked, left = [], AT_ONCE_BYTES
         for call, request in calls:
@@ -56,7 +56,7 @@ class MergedLookups:
         for admit in (True, False):
             places = [i for i, one in enumerate(asked) if one and one.command.admit is admit]
             found = self._looked_up([cast(_Asked, asked[i]) for i in places]) if places else []
-            if not found and len(places) > 1:  # one of them may be the reason that all have to wait
+            if not found and len(places) > 1:  # perhaps only one of them has to wait
                 found = [(self._looked_up([cast(_Asked, asked[i])]) or [None])[0] for i in places]
             for i, reply in zip(places, found, strict=False):
                 replies[i] = reply

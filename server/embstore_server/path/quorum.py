@@ -1,8 +1,9 @@
 """The mark up to which enough standbys have the leader's command log on their disks.
 
-Standbys acknowledge positions in the log, but answers wait for marks. Therefore each sync is noted
-with its position and its mark, newest last. The part of the log that an earlier process of the
-leader wrote counts as well: no write is acknowledged until enough standbys have that part.
+A **mark** is the number of records that this process had appended to the log at some time. Standbys
+acknowledge positions in the log, but answers wait for marks. Therefore each sync is noted with its
+position and its mark, newest last. The part of the log that an earlier process of the leader wrote
+counts as well: no write is acknowledged until enough standbys have that part.
 
 Event loop only.
 """
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from embstore.storage.command_records import Place
 
 _SYNCS_MAX = 4096
-"""The largest number of noted syncs. A smaller number finds a standby's mark later, but never too
-early."""
+"""The largest number of noted syncs. With a smaller number, a standby's mark would be found later,
+but never too early."""
 _NOTHING = -1
 _ALL = 1 << 62
 
@@ -36,7 +37,8 @@ class Quorum:
         self._marks: dict[object, int] = {}
 
     def synced(self, mark: int, place: Place) -> None:
-        """Note that the log is synced up to a position, which contains every write up to a mark."""
+        """Note that the log is synced up to the position `place`, and contains, up to there, every
+        write up to `mark`."""
         if not self._needed or (self._places and self._places[-1] >= place):
             return
         self._places.append(place)
@@ -45,7 +47,7 @@ class Quorum:
             del self._places[1], self._marks_at[1]
 
     def acknowledged(self, standby: object, place: Place) -> None:
-        """Note that a standby has the log up to a position on its disk."""
+        """Note that a standby has the log up to the position `place` on its disk."""
         at = bisect_right(self._places, place)
         if not self._needed or not at:
             return

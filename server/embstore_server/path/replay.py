@@ -18,11 +18,12 @@ A call that certainly changed nothing, and may succeed another time, is forgotte
 further attempt runs. Such a call was cancelled before it started, found the queue full, or reached
 its deadline in the queue.
 
-A further attempt that is *not* remembered has two possible causes. If the call was never received,
-it is run. Otherwise it belongs to another life of the server or another epoch of the store. There
-the call may have been applied before its rows were rolled back. The client names the instance and
-epoch to which it first sent the call. If the present instance or epoch differs, the outcome cannot
-be known, and the answer is OutcomeUnknownError.
+There are two reasons why the call of a further attempt may *not* be remembered. If no earlier
+attempt was received, the call is run. Otherwise another instance of the server, or the same server
+in another epoch of the store, has received an earlier attempt. It may have applied the call before
+the call's rows were rolled back. The client names the instance and epoch to which it first sent the
+call. If the present instance or epoch differs, the outcome cannot be known, and the answer is
+OutcomeUnknownError.
 
 **Restarts.** If the store has a command log, the log contains the answers, too (`recall`). The
 deduplication window then continues where it was when the server was killed, under the same
@@ -194,9 +195,9 @@ class ReplayWindow:
     ) -> tuple[Any, Task]:
         """Return the outcome and the task of the call with this origin; run the call if it is new.
 
-        Raises OutcomeUnknownError if this is a further attempt, and another life of the store
-        received the first one. Raises InvalidArgumentError if there is no client id or no sequence
-        number, or if another verb had this number. Raises the call's own error otherwise.
+        Raises OutcomeUnknownError if an earlier attempt was, or may have been, applied, and its
+        answer is lost or undone. Raises InvalidArgumentError if there is no client id or no
+        sequence number, or if another verb had this number. Raises the call's own error otherwise.
         """
         client = self._client(origin)
         client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
@@ -243,7 +244,11 @@ class ReplayWindow:
         return client
 
     def _forget_one(self, name: str, counts: Counter[str] | None) -> bool:
-        """Forget an idle client other than `name`; return whether there was one."""
+        """Forget an idle client other than `name`; return whether there was one.
+
+        counts : for each owner, the number that decides which owner has most; None: its number of
+            clients
+        """
         names = (n for n in self._ages.to_forget(counts) if n != name and self._is_idle(n))
         if (oldest := next(names, None)) is None:
             return False

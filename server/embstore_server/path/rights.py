@@ -3,7 +3,7 @@ and scans.
 
 One function serves every transport. The command's class defines the required right
 (`Command.right`). The tables on which the right is required are those that the command names, or
-those of its session. Commands of administration are noted for the log, whether refused or not,
+those of its session. Administrative commands are noted for the audit log, even if they are refused,
 together with whether the caller has the right.
 """
 
@@ -58,12 +58,12 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     command = cast(C, given)
     names = concerned(command)
     caller.tables = () if names == (EVERYTHING,) else names
-    if max(map(len, names)) > NAME_BYTES_MAX:  # neither remembered nor logged
+    if max(map(len, names)) > NAME_BYTES_MAX:  # too long a name is neither remembered nor logged
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
     if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
-        caller.is_let_in = bool(principal.rights)  # without rights, it only reads facts
+        caller.is_let_in = bool(principal.rights)  # without rights, the caller only reads facts
         return command
     is_named = session is not None and names == (EVERYTHING,)
     member = None if is_named else getattr(command, "member", None)

@@ -175,7 +175,8 @@ class Served:
             self.certificates.reload()
 
     def count_calls(self, more: int) -> None:
-        """Note that `more` calls have begun, or, if `more` is negative, that calls have ended."""
+        """Note that `more` calls have begun; if `more` is negative, that -`more` calls have
+        ended."""
         self._calls += more
         if self._calls:
             self.idle.clear()
@@ -200,7 +201,8 @@ class Served:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for work without a turn; StoreClosedError before the store is open."""
+        """The engine, for work that needs no turn on the engine thread; raises StoreClosedError
+        before the store is open."""
         if self._engine is None:
             raise self.closed()
         return self._engine
@@ -345,8 +347,8 @@ class Served:
         return StoreClosedError(f"the server is {self.not_ready}{later}")
 
     def notice_failure(self) -> None:
-        """Report once, to the health service and in the log, that the store has failed. Event loop
-        only."""
+        """If the store has failed, report this once, to the health service and in the log. Event
+        loop only."""
         if self.failure is not None and not self.failed.is_set():
             self.failed.set()
             self.wake()

@@ -139,7 +139,7 @@ class Service(Served):
             case _:
                 if self.engine.is_prepared(command):
                     verb = type(command).__name__
-                    # perhaps by the first attempt of this call
+                    # the first attempt of this call may have made the checkpoint
                     with suppress(CheckpointExistsError):
                         await self.run_in_thread(
                             verb, lambda e, progress: e.prepare(command, progress), caller
@@ -212,7 +212,7 @@ class Service(Served):
         session's step need not wait. If a crash undoes an earlier step, that step was not
         acknowledged, so its client sends it again, with the same gradients.
         """
-        # other calls are noted once the outcome is known
+        # a step whose outcome depends on other ranks waits later, in `finished`
         is_known = not isinstance(answered.value, StepOutcome)
         if self.durable is not None and is_known:
             began = monotonic()
@@ -309,9 +309,10 @@ class Service(Served):
         return min((_PARSED_TIMES - 1) * size, share)
 
     def expected_bytes(self, command: Command[Any], value_bytes: int = VALUE_BYTES) -> int:
-        """Return the most bytes of rows in a command's reply that are expected before its turn.
+        """Return the largest size of the rows in a command's reply, in bytes, as far as it is known
+        before the command's turn; 0 if a table does not exist.
 
-        A table that is created before that turn is not known yet.
+        The table may be created before that turn.
         """
         try:
             size = reply_bytes(command, self.engine.tables.config_of)
@@ -347,7 +348,8 @@ class Service(Served):
         return caller.place
 
     async def turn(self, command: Any, reservation: Reservation) -> None:
-        """Wait until a step can be finished, in a session whose trainer runs ahead.
+        """Wait until `command`, which finishes a step, can be executed: until all earlier steps of
+        its session are finished. Only trainers that run ahead send such commands early.
 
         Raises OverloadedError, as `Reservation.before_turn` does.
         """

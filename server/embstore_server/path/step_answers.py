@@ -153,8 +153,8 @@ class StepAnswers:
     async def _read(
         self, caller: Caller, lookup: StepLookup, least: Readiness, work: Work
     ) -> Answered:
-        """Read the rows of a step that has been as ready as `least`; wait again if the step is no
-        longer as ready."""
+        """Read the rows of a step that was found as ready as `least`; whenever the step is no
+        longer as ready, wait again."""
         while True:
             answered: Answered = await self._service.run(caller, work)
             if answered.value is not None:

@@ -1,4 +1,4 @@
-"""Admission in order: a call that finds no place waits for its turn.
+"""A bounded number of places, and the queue for them: calls enter in the order of arrival.
 
 The difficult case is a wait that is cancelled. Its future is cancelled at once, but the waiting
 coroutine resumes in the loop's next round. A place that is released in between must not be given to

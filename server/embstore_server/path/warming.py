@@ -22,7 +22,7 @@ from embstore.results import Warmed
 from embstore_proto.status import message_of
 from embstore_server.telemetry.logs import event
 
-if TYPE_CHECKING:  # it imports this module
+if TYPE_CHECKING:
     from embstore_server.path.served import Served
 
 _LOOK_S = 0.25

@@ -120,7 +120,8 @@ class Worker:
         client_calls_max: int | None = None,
         has_waited: bool = False,
     ) -> Task:
-        """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
+        """Queue `work`, which gets the engine, and return its task; if the work is brief, and the
+        engine is idle, do it at once.
 
         `has_waited`: the call has already waited and been counted, so the bounds of the queue do
         not apply to it.

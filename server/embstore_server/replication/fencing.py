@@ -1,16 +1,18 @@
-"""The fencing of a replaced leader: this server asks the server that it has replaced.
+"""The fencing of a replaced leader: this server was promoted, and asks the old leader that it has
+replaced.
 
-One message notifies the other server that it was replaced, and asks whether the other server has
+One message notifies the old leader that it was replaced, and asks whether the old leader has
 replaced this server in turn. The question is needed because a leader that was replaced while it was
-down has no file that shows this. If two servers replace each other in turn, the successor of this
-server is the server that it has replaced itself, at an earlier time. Therefore this server asks
-that server before accepting writes. The message contains this server's promotions. If they continue
-the other server's promotions, the other server was replaced. The other server answers with its own
-promotions. If these continue the promotions of this server, this server was replaced.
+down has no file that shows this. If two servers replace each other in turn, only the old leader can
+have replaced this server. Therefore this server asks the old leader before it accepts writes.
 
-If the other server refuses connections, it is not running. If it does not answer, it may be
-running, so its answer is awaited for ANSWER_S. In both cases, this server then accepts writes, and
-continues to ask.
+The message contains the promotions in this server's lineage. If they continue the old leader's
+promotions, the old leader was replaced. The old leader answers with its own promotions. If these
+continue the promotions of this server, this server was replaced.
+
+If the old leader refuses connections, it is not running. If it does not answer, it may be running,
+so its answer is awaited for ANSWER_S. In both cases, this server then accepts writes, and continues
+to ask.
 
 Event loop only.
 """
@@ -38,12 +40,12 @@ from embstore_server.replication.standbys import promotions_of
 from embstore_server.telemetry.logs import event
 
 ANSWER_S = 5.0
-"""Seconds that this server waits for an answer of the replaced server, before it accepts writes."""
+"""Seconds that this server waits for an answer of the old leader before it accepts writes."""
 
 
 async def fence(served: Served, may_lead: asyncio.Event) -> None:
-    """Ask the replaced server until it answers; set `may_lead` as soon as this server need not wait
-    for the answer."""
+    """Ask the old leader until it answers; set `may_lead` as soon as this server can accept
+    writes."""
     address, role = served.lineage.replaced, served.replication
 
     async def ask(call: Any) -> None:

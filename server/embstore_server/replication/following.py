@@ -64,16 +64,18 @@ class Following:
     """The work of a standby; on a leader, this object is idle."""
 
     def __init__(self, served: Served, reopen: Callable[[], Awaitable[None]]) -> None:
-        """Prepare; `reopen` makes the host serve the directory's new store in place of the previous
-        store."""
+        """Make the object; it does not follow yet.
+
+        `reopen` makes the host serve the directory's new store in place of the previous store.
+        """
         self._service = served
         self._reopen = reopen
         self._address = "" if served.settings.follow == OFF else served.settings.follow
         self.may_lead = asyncio.Event()
         """Set once it is known, or assumed, that this leader was not replaced while it was down."""
-        self._anew = False  # whether this server's store differs from that of the leader
+        self._anew = False  # whether the store must be replaced by a commit of the leader
         self._task: asyncio.Task[None] | None = None
-        self._work: asyncio.Future[Any] | None = None  # runs to its end
+        self._work: asyncio.Future[Any] | None = None  # the running work, which is not cancelled
         self._promoting = asyncio.Lock()
 
     # Life
@@ -100,8 +102,8 @@ class Following:
         )
 
     def _leads(self, lineage: Lineage) -> bool:
-        """Return True if there is no leader to follow, or if this server has replaced that
-        leader."""
+        """Return whether this server is a leader: the settings name no server to follow, or this
+        server has replaced that server."""
         return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
@@ -242,7 +244,8 @@ class Following:
         )
 
     async def _execute(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
-        """Execute the commands of a stream, for ever."""
+        """Execute the commands that a leader's stream contains, until the stream ends by an
+        error."""
         stream = RecordStream(_BODY_BYTES_MAX)
         service = self._service
         while True:

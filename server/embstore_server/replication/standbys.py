@@ -1,12 +1,13 @@
 """The leader's side of following: it sends a commit to each standby that needs one, and then the
-log.
+command log.
 
 Only the durable part of the log is sent, so a standby never has a command that its leader could
-lose in a crash. A leader may have lost commands all the same, or its directory may have been
-replaced by an older copy. The lives of the two stores show this (`embstore.storage.lives`), even if
-both stores have used the same command numbers since. In this case the leader refuses the standby,
-which keeps its store, reports the reason, and can be promoted. A commit that a standby takes over
-replaces only commands that a promotion has voided.
+lose in a crash. All the same, a leader may have lost commands, or its directory may have been
+replaced by an older copy. The leader finds this by the lives of the two stores, the records of
+which process numbered which commands (`embstore.storage.lives`), even if both stores have used the
+same command numbers since. In this case the leader refuses the standby, which keeps its store,
+reports the reason, and can be promoted. A commit that a standby takes over replaces only commands
+that a promotion has voided.
 
 A commit's files are open while they are sent, so a merge may remove them meanwhile. A new commit
 does not remove segments of the command log that a standby has not received yet, up to
@@ -105,7 +106,7 @@ class Feed:
             feeds.append(self)
         at = self.follower.command if self.catalogue is None else catalogue.head.command
         self.reader.skip(log.files.synced, at)
-        if self.is_closed:  # while this method ran
+        if self.is_closed:  # it was closed while this method ran
             self.close()
 
     def _can_go_on(self, store_id: str, lineage: Lineage) -> bool:
@@ -123,7 +124,8 @@ class Feed:
         return common == command and is_newer and not follower.anew
 
     def piece(self, path: str, offset: int) -> bytes:
-        """Return a piece of a file of the commit. Runs in a thread."""
+        """Return at most PIECE_BYTES of a file of the commit, from `offset` on. Runs in a
+        thread."""
         return self._opened[path].read(offset, PIECE_BYTES)
 
     def end_of_commit(self) -> None:
@@ -132,7 +134,8 @@ class Feed:
         self._opened.clear()
 
     def log_piece(self) -> tuple[Place, bytes] | None:
-        """Return the next piece of the log, if it exists. Runs in a thread."""
+        """Return the next durable piece of the log and its position; None: there is none yet. Runs
+        in a thread."""
         assert self.engine.log is not None and self.reader is not None
         return self.reader.read(self.engine.log.files.synced, PIECE_BYTES)
 
@@ -154,7 +157,7 @@ class Standbys:
         self._is_ending = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the method, for `add_generic_rpc_handlers`."""
+        """Return the handler of the method Follow, for `add_generic_rpc_handlers`."""
         method = grpc.stream_stream_rpc_method_handler(self._follow)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Follow": method})
 
@@ -174,7 +177,10 @@ class Standbys:
         progress.set()
 
     def _needed(self, numbers: list[int]) -> int | None:
-        """Return the first segment that a standby needs; drop standbys that lag too far.
+        """Return the first segment of the command log that any standby still needs; None: no
+        standby needs one. Drop standbys that lag too far.
+
+        numbers : the segments of the log, ascending
 
         Called on the engine's turn. Any thread.
         """
@@ -206,7 +212,7 @@ class Standbys:
             self._service.memory_trim.after(error)
             await refuse(context, error)
         finally:
-            if name or code != "UNAUTHENTICATED":  # otherwise the caller is unknown
+            if name or code != "UNAUTHENTICATED":  # calls of unknown callers are not logged
                 who = {"token": name, "peer": context.peer()}
                 limited_by = () if is_let_in else ("Follow", code, name)
                 event(
@@ -220,11 +226,12 @@ class Standbys:
                 )
 
     def _let_in(self, context: Any) -> None:
-        """Raise an error unless the caller has (still) the right to follow."""
+        """Raise an error unless the caller has the right to follow, and has not lost it since."""
         self._service.callers.principal_of(context).check(Right.ADMIN, [EVERYTHING])
 
     async def _check(self, follower: Any) -> None:
-        """Raise an error unless a standby can follow this server.
+        """Raise an error unless a standby can follow this server. If the standby's promotions show
+        that this server was replaced, record that first.
 
         Raises InvalidArgumentError if this server cannot be followed; PermissionDeniedError if this
         server was replaced, perhaps by the standby itself.

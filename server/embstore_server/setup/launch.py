@@ -1,8 +1,8 @@
 """A server as a child process, for the demo, for tests, and for benchmarks.
 
 The process runs `python -m embstore_server serve` on free ports of loopback; the "ready" line of
-its log contains the ports. At the end of the block the process is ended by SIGTERM; `kill` ends it
-earlier.
+its log contains the ports. The end of the block ends the process by SIGTERM; an exception in the
+block, or `kill`, ends it by SIGKILL.
 """
 
 import json

@@ -19,7 +19,7 @@ from embstore.host.facts import THREADS_MAX
 from embstore_proto.addresses import split_address
 
 OFF = "off"
-"""The value in place of an address, if the port is not served."""
+"""The value that is written in place of an address to turn its port off."""
 SECONDS_MAX = 1e8
 """The longest time in a setting: three years, far below the limit of the system's timers."""
 

@@ -44,7 +44,7 @@ _CLIENTS = (
     "TOKEN",
 )
 _OTHER_VARIABLES = {f"{_PREFIX}{name}" for name in _CLIENTS}
-"""Variables of the file of settings, and of the commands that call a server."""
+"""Variables that name the file of settings, or are read by commands that call a server."""
 _SERVICE_LINK = re.compile(
     r"EMBSTORE_(\w+_)?"
     r"(SERVICE_(HOST|PORT)\w*=.*|PORT_[0-9]+_(TCP|UDP|SCTP)\w*=.*|PORT=(tcp|udp|sctp)://.*)"
@@ -56,8 +56,7 @@ _FIRST_CLAUSE = re.compile(r"[;:.](?= |$)")
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how it is given and shown. The field that declares it has its name and
-    default."""
+    """The declaration of one setting: how its value is given, and how the help shows it."""
 
     name: str
     kind: Kind
@@ -105,8 +104,8 @@ def of_store(
     panel: str = "Store",
     is_common: bool = False,
 ) -> Any:
-    """Declare a setting that is an option of the store, with the option's text, and its default
-    unless one is given."""
+    """Declare a setting that is an option of the store, with the option's text as its help. If
+    `default` is missing, the option's default is used."""
     text = descriptions(of).get(name, "")
     return setting(
         kind,
@@ -415,7 +414,8 @@ class _Loading:
         self.given |= {known[variable]: (variable, environ[variable]) for variable in given}
 
     def values(self) -> dict[str, Any]:
-        """Return the value of each setting, from the last source that contains it."""
+        """Return the value of each setting: the value that was read last, or the default. Add
+        invalid values and contradictions to `problems`."""
         values, bad = {name: one.default for name, one in self.known.items()}, set()
         for name, (source, value) in self.given.items():
             kind = self.known[name].kind

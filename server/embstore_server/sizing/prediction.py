@@ -5,12 +5,12 @@ of a call once. The store counts both (cache/counters.py). A cache must fetch th
 miss; a user usually counts accesses. A row's first use is a miss, unless the cache was warmed with
 the row; this holds for predictions and for the store.
 
-**Recorded**: if a profile has a trace, its calls are simulated (simulate.py). This includes drift,
-scans, and the effect of a call's size. The numbers of accesses and of unique keys are known. The
-numbers that the sample implies are a little higher or lower, mostly because of a few very hot keys.
-These keys hit at any size, so the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST
-2015). If a prediction is only for some of the tables, the numbers of these tables are not known,
-and there is no such correction.
+**Recorded**: if a profile has a trace, its calls are simulated (simulate.py). The simulation
+includes drift, scans, and the effect of a call's size. The trace contains the total numbers of
+accesses and of unique keys. The totals estimated from the sample of keys are a little higher or
+lower, mostly because of a few very hot keys. These keys hit at any size, so the difference counts
+as hits (SHARDS-adj: Waldspurger et al., FAST 2015). If a prediction is only for some of the tables,
+the totals of these tables are not known, and there is no such correction.
 
 The error was measured against stores (tests/conformance/test_miss_ratio.py). It is at most two
 points at every size that has room for two calls or more. In a smaller cache the result depends on
@@ -28,8 +28,9 @@ used:
 because each of the n - 1 gaps between n random points of an interval is below T with that
 probability. The form for a finite interval has two advantages over the usual form with e^(-nT/N):
 it counts first uses as misses, and it does not expect a key that was seen once to be used again.
-LFU and rank are assumed to hold the C most accessed keys, from the first use of each key on. No
-cache without knowledge of the future can do better, so real caches have fewer hits.
+Caches with the policies LFU and rank are assumed to hold the C most accessed keys, from the first
+use of each key on. No cache without knowledge of the future can do better, so real caches have
+fewer hits.
 
 Hits by unique key depend on the number of accesses per call, which counts do not include. The
 caller can pass this number (`accesses_per_call`); otherwise these hit rates are NaN.
@@ -73,7 +74,8 @@ class HitRates:
     """"recorded": calls were simulated. "counted": estimated from counts alone."""
 
     def at(self, slots: NDArray[np.int64]) -> "HitRates":
-        """Return the hit rates of some of the sizes, which are ascending."""
+        """Return the hit rates at `slots`, which are some of the sizes of this object. The sizes of
+        this object must be ascending."""
         places = np.searchsorted(self.slots, slots)
         return HitRates(slots, self.by_access[places], self.by_unique[places], self.method)
 
@@ -224,7 +226,10 @@ class _Counts:
         return float(self.accesses @ self.keys)
 
     def of_top(self, values: Floats, sizes: Floats) -> Floats:
-        """Return sums of a value per key over the `sizes` most accessed keys."""
+        """Return, for each of `sizes`, the sum of a value over that many of the most accessed keys.
+
+        values : the value of a key in each group
+        """
         ends = np.cumsum(self.keys)
         sums = np.cumsum(values * self.keys)
         found: Floats = np.interp(sizes, np.append(0.0, ends), np.append(0.0, sums))
@@ -276,8 +281,8 @@ def _characteristic(counts: _Counts, size: float) -> float:
 
 
 def _unique_hits(n: Floats, window: float, call: float) -> Floats:
-    """Return, for each key of n accesses, the number of calls that find the key in a window before
-    them.
+    """Return, for each key of n accesses, the expected number of calls that contain the key and
+    find it in a window of time before them.
 
     All lengths are shares of the whole trace; the first `window` / `call` calls begin too early for
     a whole window. The probability that a key is both in the call and in the window is 1 - (1 -

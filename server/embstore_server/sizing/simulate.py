@@ -24,9 +24,9 @@ accesses represent the accesses of the whole stratum (post-stratification). If a
 keys is recorded, this reduces errors of up to 3.5 points to 0.5 at most. A stratum has at least
 `_STRATUM_KEYS` sampled keys. A key that is in no profile represents 1 / rate keys.
 
-A row counts as missed at its first use, unless a warm-up has loaded it. So for a recording of a
-cache that has long been warm, the simulation understates the hits, by the first uses of rows that
-were resident.
+A row counts as missed at its first use, unless a warm-up has loaded it. So if the recorded cache
+had long been warm, the simulation finds too few hits: it lacks the first uses of rows that were
+resident when the recording began.
 """
 
 from collections.abc import Sequence
@@ -128,8 +128,11 @@ def _sampled(table: TableProfile, rate: float) -> _Sampled:
 
 
 def _strata(sampled: Int64s) -> Int64s:
-    """Return the stratum of each value, (v,). Neighbouring values share a stratum, so that each
-    stratum has enough sampled keys; `sampled` is the number of sampled keys with each value."""
+    """Return the stratum of each value that a count has, (v,). Neighbouring values share a stratum,
+    so that each stratum has enough sampled keys.
+
+    sampled : (v,) the number of sampled keys whose count has each value
+    """
     strata = np.zeros(len(sampled), np.int64)
     stratum, found = 0, 0
     for value in range(len(sampled) - 1, -1, -1):
@@ -144,7 +147,7 @@ def _strata(sampled: Int64s) -> Int64s:
 
 def _row_numbers(places: Int64s, keys: Keys) -> Int64s:
     """Return a number for each row, (n,), from the index of its table and its key, ascending by
-    both. A row key would not work: sparse keys leave no bits in it for a table."""
+    both. One integer made of both would not do: sparse keys leave no bits in it for a table."""
     order = np.lexsort((keys, places))
     is_new = np.ones(len(order), np.bool_)
     is_new[1:] = (np.diff(keys[order]) != 0) | (np.diff(places[order]) != 0)
@@ -227,9 +230,8 @@ def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, I
     among which the position of the event's key is random.
 
     A warm-up loads rows by ascending count before the first call. Therefore the warm-ups of all
-    sizes are one sequence of loads, which begins later for a smaller size. Therefore the whole
-    sequence is put before the first call, and the rows that do not fit are determined for each
-    size.
+    sizes are one sequence of loads, which begins later for a smaller size. The whole sequence is
+    put before the first call, and the rows that do not fit are then determined for each size.
     """
     warm = recorded.warm_order[::-1]
     pieces = np.arange(0, len(warm), _WARM_PIECE)

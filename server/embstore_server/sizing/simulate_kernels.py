@@ -9,7 +9,7 @@ For every event i of call c whose key was used before, last by call b, stack_dep
 values:
 
     above[i]  = the weight of the keys that calls b + 1 to c - 1 used
-    since[i] = the weight of the keys that call b is the last to have used, before call c; this key
+    since[i] = the weight of the keys whose last use before call c was in call b; the key of event i
                 is one of them
 
     or, if there is no b: above[i] = -1, since[i] = the weight of all keys used before call c
@@ -70,7 +70,7 @@ def stack_depths(
     above: Int64s,  # (e,)
     since: Int64s,  # (e,)
 ) -> None:
-    """Write `above` and `since`."""
+    """Write `above` and `since` for each event, as the module's docstring defines them."""
     calls = bounds.shape[0] - 1
     uses = np.zeros(calls, np.int64)  # for each call, the weight of the keys whose last use it is
     tree = np.zeros(calls + 1, np.int64)  # sums over these weights (Fenwick 1994)
@@ -143,7 +143,7 @@ def _least_from(lists: Int64Rows, least: int) -> int:
 
 @building_block
 def _age(keys: Int64Rows, lists: Int64Rows) -> None:
-    """Halve every count."""
+    """Halve the count of every resident key."""
     for half in range(LISTS // 2):
         one, other = lists[2 * half, _FIRST], lists[2 * half + 1, _FIRST]
         lists[2 * half : 2 * half + 2] = -1
@@ -161,7 +161,8 @@ def _age(keys: Int64Rows, lists: Int64Rows) -> None:
 def _evict(
     excess: int, weights: Int64sIn, keys: Int64Rows, lists: Int64Rows, least: int, clock: int
 ) -> tuple[int, int]:
-    """Evict keys of weight `excess`, or as many as possible; return their weight, and `least`."""
+    """Evict keys of weight `excess`, or as many as possible. Return their weight, and a new
+    `least`: no resident key has a lower count."""
     left = 0
     while left < excess:
         least = _least_from(lists, least)
@@ -185,7 +186,8 @@ def _admit(
     least: int,
     clock: int,
 ) -> int:
-    """Make the missing keys of a call resident; return `least`."""
+    """Make the missing keys of a call resident. Return a new `least`: no resident key has a lower
+    count."""
     count = int(counting == COUNT_UP)
     if is_full and counting == COUNT_UP:
         least = _least_from(lists, least)
@@ -216,7 +218,7 @@ def simulate_scores(
     keys: Int64Rows,  # (k, 4), overwritten: next, previous, count or -1 if not resident, clock
     result: Int64s,  # (2,)
 ) -> None:
-    """Write the accesses to resident keys, and the weight of the events with resident keys."""
+    """Write to `result` the accesses, and the weight of the events, whose keys were resident."""
     lists = np.full((LISTS, 2), -1, np.int64)
     keys[:, _COUNT] = -1
     resident, clock = 0, 0

@@ -44,15 +44,15 @@ def cache_bytes(layout: Layout, slots: int) -> int:
 def level_bytes(
     layout: Layout, slots: NDArray[np.int64], below: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the cache_bytes, (s,), for numbers of slots, and for the numbers of rows in level two,
-    `below`."""
+    """Return the cache_bytes, (s,), that caches with `slots` slots in level one, and with `below`
+    rows in level two, need."""
     counts = zip(slots.tolist(), below.tolist(), strict=True)
     found = [cache_bytes(layout, count) + host_key_bytes(more) for count, more in counts]
     return np.maximum.accumulate(np.array(found, np.int64))
 
 
 def host_rows(row_bytes: int, host_bytes: int, below: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of rows of `below` that fit in level two.
+    """Return, for each number in `below`, how many of these rows fit in level two, (s,).
 
     Parameters
     ----------

@@ -1,4 +1,5 @@
-"""The begin and end of each stage of a call. Without traces, seconds per stage are enough."""
+"""The begin and end of each stage of a call, for traces. A server without traces keeps only the
+seconds of each stage (`embstore.stages`)."""
 
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ each part of its rows."""
 
 
 class Lap(NamedTuple):
-    """An interval of a call's time, in monotonic seconds."""
+    """An interval of a call's time, in monotonic seconds; `parts` are the intervals inside it."""
 
     stage: str
     began: float
@@ -29,7 +30,7 @@ class LapTimes(StageSeconds):
         self.laps: list[Lap] = []
 
     def add(self, stage: str, began: int, ended: int) -> None:
-        """Add a lap."""
+        """Add a lap; `began` and `ended` are monotonic times in nanoseconds."""
         super().add(stage, began, ended)
         if len(self.laps) < LAPS_MAX:
             self.laps.append(Lap(stage, began * 1e-9, ended * 1e-9))

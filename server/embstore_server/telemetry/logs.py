@@ -15,9 +15,9 @@ indentation.
 
 A message that a library repeats is logged once a minute, with the number of repetitions. Otherwise
 a client that sends garbage to a port could fill the disk. Events caused by callers without a right
-are limited in the same way. Within a minute there are at most _KINDS_MAX kinds of such messages,
-and one kind for all further messages. A caller that varies names and addresses cannot cause more
-lines.
+are limited in the same way. Within a minute, at most _KINDS_MAX different messages are logged in
+this way; all further messages count as one. A caller that varies names and addresses can therefore
+not cause more lines.
 """
 
 import json
@@ -56,9 +56,10 @@ def event(
 ) -> None:
     """Log an event. Its name is a few fixed words; values that vary belong in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of such values; never keys or rows. Events with
-    the same name and the same `limited_by` (a few fixed words) are written once per REPEAT_S; the
-    field `left_out` contains the number of events that were not written.
+    `fields` are numbers, texts, None, or containers of such values; never keys or rows. If
+    `limited_by` (a few fixed words) is not empty, events with the same name and the same
+    `limited_by` are written once per REPEAT_S; the field `left_out` contains the number of events
+    that were not written.
     """
     extra = {_FIELDS: fields, _LIMITED_BY: tuple(limited_by)}
     logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
@@ -90,16 +91,15 @@ def configure(settings: Settings) -> None:
 class RepeatFilter(logging.Filter):
     """Lets each message of a library pass once in REPEAT_S.
 
-    Events of the server with the same `limited_by` are treated alike; all other events of the
-    server pass.
+    Events of the server with the same name and `limited_by` are treated alike; events without
+    `limited_by` always pass.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._said: dict[tuple[str, ...], _Said] = {}
-        """The suppressed messages by kind; the kind that can be written again first is the first
-        entry."""
+        """The latest message of each kind, in the order in which the kinds can be written again."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written; add the number of suppressed records to a written
@@ -121,9 +121,10 @@ class RepeatFilter(logging.Filter):
         return True
 
     def _room_for(self, key: tuple[str, ...], now: float) -> tuple[str, ...]:
-        """Forget kinds that can be written again; return the new kind.
+        """Return the kind under which a message of the new kind `key` is counted: `key` itself, or,
+        if there are too many kinds, _OTHERS.
 
-        If there are still too many kinds, return the kind of all further messages.
+        Forgets the kinds that can be written again.
         """
         while self._said and now >= next(iter(self._said.values())).next_at:
             del self._said[next(iter(self._said))]
@@ -143,7 +144,7 @@ def _key(record: logging.LogRecord) -> tuple[str, ...]:
 
 
 def _add_left_out(record: logging.LogRecord, count: int) -> None:
-    """Add the number of alike records that were not written to a record."""
+    """Add to a record that is written the number of records like it that were not written."""
     if hasattr(record, _FIELDS):
         setattr(record, _FIELDS, {**getattr(record, _FIELDS), "left_out": count})
     else:

@@ -36,8 +36,8 @@ class Metrics:
 
     The class has counters of its own, because Prometheus's counters take a lock for each number,
     which slows a call of one key. Here a number is only added up, and becomes a sample at a scrape.
-    The data that other threads read concurrently never change their form, except names, which are
-    copied.
+    Other threads read without a lock: lists keep their length, and dicts, which can get new keys,
+    are copied before they are read.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Metrics:
         """Count one answered call; `run_s` is 0.0 if the call did not reach the engine thread.
 
         `verb` and `code` become labels, so their values are from fixed sets. A verb is a method of
-        the .proto file (REST uses the method with the same meaning); a code is the name of a gRPC
-        status.
+        the .proto file, or a route of REST for which there is no such method; a code is the name of
+        a gRPC status.
         """
         counts = self._verbs.get(verb)
         if counts is None:
@@ -109,7 +109,7 @@ class Metrics:
 
 
 class _Latencies:
-    """The number of calls up to each bound, and the sum of their seconds."""
+    """The number of calls in each bucket, and the sum of the seconds of all calls."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)

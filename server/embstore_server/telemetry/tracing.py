@@ -19,8 +19,8 @@ thread makes the spans, asks the sampler, and sends the spans, one batch at a ti
 does not answer, the queue fills up; calls that find the queue full are dropped, and counted. When
 the server ends, the thread has LAST_S to send the remaining spans.
 
-This module has a provider of spans of its own. FastAPI uses the provider of the process, for spans
-of its own.
+This module has its own provider of spans, and does not touch the provider of the process, with
+which FastAPI makes spans of its own.
 """
 
 import logging
@@ -44,8 +44,8 @@ _PROTOCOL = "http/protobuf"
 PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 QUEUE_CALLS_MAX = 4096
-"""The largest number of queued calls: those of a busy server in some seconds. They take a few
-MiB."""
+"""The largest number of queued calls: a busy server answers this many in some seconds, and they
+take a few MiB."""
 EVERY_S = 1.0
 _BATCH_SPANS = 512
 LAST_S = 2.0
@@ -65,8 +65,8 @@ def variable_of(environ: Mapping[str, str]) -> str:
 
 
 def protocol_problem(environ: Mapping[str, str]) -> str:
-    """Return the reason why the protocol in the environment cannot be used with a collector; empty
-    if it can be used."""
+    """Return the reason why traces cannot be sent by the protocol in the environment; empty if they
+    can."""
     name = next((name for name in _PROTOCOLS if environ.get(name)), "")
     if name and environ[name] != _PROTOCOL:
         return f"expected {name} to be {_PROTOCOL} (port 4318 as a rule), found {environ[name]!r}"
@@ -268,7 +268,7 @@ class Traces:
         yield span
 
     def _below(self, laps: "Iterable[Lap]", parent: Any, clock_began: float) -> Iterator[Any]:
-        """Yield the spans of stages, and of their parts."""
+        """Yield a span for each lap, after the spans of the lap's parts."""
         from opentelemetry.trace import set_span_in_context
 
         for lap in laps:

@@ -1,22 +1,24 @@
 """The benchmark of a GPU: its kernels beside its memory, the store's step beside torch's.
 
 ``python -m tests.bench.gpu`` measures everything in one process and one run, prints all figures and
-the goals, and writes a JSON into ``docs/figures/``. Needed are CuPy, NumPy, Numba and a CUDA
-device; torch is measured where it can be imported. Nothing of the device is set: clocks are as they
-are.
+the goals, and writes a JSON file into ``docs/figures/``. It needs CuPy, NumPy, Numba and a CUDA
+device; torch is measured if it can be imported. The benchmark sets nothing on the device: the
+clocks stay as they are.
 
-The ceiling is a device-to-device copy of the same run, reads and writes counted. A figure's share
-is its bytes over its time over the ceiling; bytes are counted as the headers of the kernels do, so
-what a kernel reads twice counts once where they say that the second time it comes from a cache.
+The ceiling is the bandwidth of a device-to-device copy in the same run, with reads and writes
+counted. The share of a figure is its bytes, divided by its time and by the ceiling. Bytes are
+counted as in the headers of the kernels: bytes that a kernel reads twice count once if its header
+says that the second read comes from a cache.
 
-Times of the device are events in the stream of the kernels, and medians. Before each sample copies
-far larger than the L2 cache empty it, and take so long that the host has given all of a sample's
-work before its first kernel begins: the gaps between launches are the device's own.
+Times of the device are medians, taken from events in the stream of the kernels. Before each sample,
+copies that are far larger than the L2 cache empty the cache. These copies take so long that the
+host has queued all work of the sample before its first kernel begins. So the gaps between launches
+are the device's own.
 
-``--emulated`` runs every part, tiny, where there is no GPU (tests/kernels/emulation): a proof that
-it runs, no figure.
+``--emulated`` runs every part with tiny sizes, without a GPU (tests/kernels/emulation). This shows
+that everything runs, and gives no figures.
 
-It has failed too where digests, or arrays of the GPU and of the host, differ.
+The exit status is also 1 if digests differ, or arrays of the GPU differ from arrays of the host.
 """
 
 import sys

@@ -1,9 +1,11 @@
-"""Steps of a look-ahead session in the store's process, which computes between lookup and update.
+"""Steps of a look-ahead session in the store's process, with a computation between lookup and
+update.
 
-A step is a lookup, computing (`computing.py`) and an update. Its keys are those of a plain step,
-each once, as a trainer's feed prepares them on the host; rows and gradients are arrays of the
-device, one for each key. While the device computes, the next step of the session's window is
-announced; a step takes longer where the announcement does.
+A step is a lookup, a computation (`computing.py`) and an update. Its keys are those of a plain
+step, each key once, because a trainer's feed prepares unique keys on the host. Rows and gradients
+are arrays of the device, with one row for each key. While the device computes, the next step in the
+session's window is announced. If the announcement takes longer than the computation, the step takes
+longer, too.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,11 @@
-"""The calls that are measured on one pool, and the bytes that each moves.
+"""The calls that are measured on one pool, and the bytes that each call moves.
 
-The pool is as in a long run: `slots` slots, all resident, in a random order, so that the rows of a
-call are anywhere in gigabytes; batches, outputs and sums are taken in turn.
+The pool is as after a long run: it has `slots` slots, all resident, in a random order, so that the
+rows of a call are scattered over gigabytes. Batches, outputs and sums are used in turn.
 
-A call that copies between host and device, or waits in between, tells the sum of its launches, each
-measured alone; of the others the whole call is measured, its launches one after the other.
+Some calls copy between host and device, or wait in between. For these calls the result is the sum
+of their launches, each measured alone. All other calls are measured as a whole, with their launches
+one after the other.
 """
 
 from collections.abc import Callable

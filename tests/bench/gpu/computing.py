@@ -1,8 +1,8 @@
-"""A trainer's computing between a lookup and its update: copies of the device's own memory.
+"""A trainer's computation between a lookup and its update: copies within the device's memory.
 
-They run on a stream of the trainer, beside whatever the store does on its streams, and contend with
-it for the memory of the device. Their number is chosen so that they last as long as asked for on an
-idle device. The host waits for their end, as a trainer does that sends gradients.
+The copies run on a stream of the trainer, in parallel to the work of the store on its streams, and
+compete with that work for the memory of the device. There are as many copies as last for the wanted
+time on an idle device. The host waits for their end, as a trainer that sends gradients does.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The goals of the device."""
+"""The benchmark's goals for the device."""
 
 from tests.bench.gpu import tiers
 from tests.bench.report import Goal

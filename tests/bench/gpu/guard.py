@@ -1,8 +1,10 @@
-"""A training trace through the CPU and through the device that is measured: one digest.
+"""A training trace, executed on the CPU and on the device that is measured: both must give one
+digest.
 
-What is fast and wrong is no figure. The conformance suite is the proof (``pytest -m gpu``); this is
-a guard beside the figures, with the sizes of a benchmark: hot keys, and a cache too small for all;
-and once with the yardstick's: a million keys, wide rows, slots for half of them.
+A fast result that is wrong is not a figure. The proof of correctness is the conformance suite
+(``pytest -m gpu``). This module is a check in addition, with the sizes of a benchmark: hot keys,
+and a cache too small for all rows. It also runs once with the yardstick's sizes: a million keys,
+wide rows, and slots for half of the rows.
 """
 
 import pathlib

@@ -1,10 +1,12 @@
-"""What a call costs the host above the runtime: Python, and nothing that CUDA does.
+"""The host's time for a call outside of the CUDA runtime: the time of Python, without any work of
+CUDA.
 
-A call of few keys on rows that are all there, its arrays on the device. Time inside the runtime's
-methods is taken away from the call's. After the first rounds these do nothing but give the host
-what the same call was answered before: kernels that the emulation runs on the host would empty its
-caches, which a GPU's do not, and Python between them took twice its time. The medians are of calls
-in turn, so that the figure is of a warm process.
+The call has few keys, whose rows are all resident, and its arrays are on the device. The time
+within the runtime's methods is subtracted from the time of the call. After the first rounds, the
+methods that use the device do no work: they only return what they returned for the same call
+before. The reason is the emulation, which runs kernels on the host. Unlike kernels of a GPU, such
+kernels empty the host's caches, and Python between them took twice its time. The medians are of
+calls one after the other, so the figure is that of a warm process.
 """
 
 import contextlib

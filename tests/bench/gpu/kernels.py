@@ -1,4 +1,4 @@
-"""The ceiling, and the verbs of the device beside it."""
+"""The ceiling (the bandwidth of a copy), and the verbs of the device beside it."""
 
 import pathlib
 from functools import partial

@@ -1,14 +1,15 @@
 """Keys by a bounded Zipf law: rank r (1 is the hottest) has probability r**-s / sum(k**-s).
 
-A call of a million keys has 350,000 unique ones only where the law goes far beyond them: over 2**28
-ranks at s = 1.05. Cumulated probabilities of so many would take gigabytes; so they are exact for
-the first ranks, and from there on the sum is the integral from r - 1/2 to r + 1/2, which differs by
-less than one part in 10**12 there, and is inverted. Ranks are scattered over [0, ranks) by an odd
-factor: neighbours in a table are not alike in heat.
+A call of a million keys has 350,000 unique keys only if the law has far more ranks: 2**28 ranks at
+s = 1.05. The cumulative probabilities of so many ranks would take gigabytes. So they are exact only
+for the first ranks. For the following ranks the sum is replaced by the integral from r - 1/2 to r +
+1/2, which differs by less than one part in 10**12 there, and is inverted. Ranks are scattered over
+[0, ranks) by an odd factor: neighbouring keys of a table are not equally hot.
 
-The **footprint** of a run is the set of its unique keys. A cache smaller than the footprint needs a
-law over it: each access of the run is drawn again with the same probability. A batch has then about
-as many unique keys as one of the run (95 % of them for eight batches).
+The **footprint** of a run is the set of its unique keys. If the cache is smaller than the
+footprint, keys must be drawn by a law over the footprint: each access of the run is drawn again
+with the same probability. A batch then has about as many unique keys as a batch of the run (95 % of
+them for eight batches).
 """
 
 import numpy as np

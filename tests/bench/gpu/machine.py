@@ -1,7 +1,7 @@
-"""The device that is measured: a GPU, or the emulation of one; and points in its time.
+"""The device that is measured, a GPU or the emulation of one, and points in its time.
 
-On a GPU a point is an event in the stream of the kernels. In the emulation, where nothing is done
-before it is waited for, it is the host's clock behind a wait.
+On a GPU, a point is an event in the stream of the kernels. The emulation executes nothing before
+the host waits for it; there, a point is the host's clock after a wait.
 """
 
 import pathlib

@@ -1,14 +1,16 @@
-"""Bytes of the yardstick's step, by kernel, counted where the host runs the kernels.
+"""Bytes that each kernel of the yardstick's step moves, counted where the host runs the kernels.
 
-``python -m tests.bench.gpu.moved`` prints them; it needs g++ and no GPU. A call is the standard
-one in small: as large a share of its keys is different, or occurs once, and hot keys occur in
-proportion. The rows are all resident, among as many others as in a run of eight batches.
+``python -m tests.bench.gpu.moved`` prints the bytes; it needs g++ and no GPU. The call is a small
+version of the standard call: the same share of its keys is distinct, the same share occurs once,
+and hot keys occur in proportion. All rows are resident, among as many other rows as in a run of
+eight batches.
 
-Two figures are given for a key of the call. **Asked** are the bytes of loads and stores as each
-thread executes them, also where the 32 lanes of a warp load one address, which a GPU does once;
-what g++ kept in registers is not among them. **Sectors** are 32 bytes for each sector of memory
-that a kernel loads from, and for each that it stores to, once: what moves where a cache keeps all
-that a kernel uses again, and forgets it when the kernel ends.
+There are two figures for each key of the call. **Asked** bytes are those of loads and stores as
+each thread executes them, even if the 32 lanes of a warp load one address, which a GPU does once;
+values that g++ kept in registers are not included. **Sectors** counts 32 bytes for each sector of
+memory from which a kernel loads, and for each sector to which it stores, once per kernel. This is
+what a kernel moves if a cache keeps everything that the kernel uses again, and is empty when the
+kernel ends.
 """
 
 import contextlib

@@ -1,10 +1,12 @@
-"""torch on the same GPU, the whole table in its memory: forward, and a sparse Adagrad step.
+"""torch on the same GPU, with the whole table in GPU memory: a forward pass, and a step of sparse
+Adagrad.
 
-The rows are the footprint of the same batches, numbered in a random order: torch's table has no
-sparse keys. Lookup is `nn.functional.embedding`; update is backward, which makes the gradient of
-the batch, and the optimizer's step, which sums repeated keys and applies. Its Adagrad keeps one
-accumulator per weight; torch has no row-wise one. Times are of torch's own events, behind copies
-that empty the L2 cache, as for the store.
+The rows are the footprint of the same batches, numbered in a random order, because torch's table
+has no sparse keys. The lookup is `nn.functional.embedding`. The update is the backward pass, which
+makes the gradient of the batch, and the optimizer's step, which sums the gradients of repeated keys
+and applies the sums. torch's Adagrad keeps one accumulator per weight, because torch has no
+row-wise Adagrad. Times are taken from torch's own events, after copies that empty the L2 cache, as
+for the store.
 """
 
 import importlib.util

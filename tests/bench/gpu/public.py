@@ -1,25 +1,27 @@
-"""Steps as a user calls them: of a table, of a table through shared memory, and of a session.
+"""Steps as a user calls them: on a table, on a table through shared memory, and in a session.
 
 **Public**: `Table.lookup(keys, out=...)` and `Table.update(keys, gradients)`, in the store's
-process and another one. Keys, gradients and outputs are arrays of the GPU that a library owns. The
-rows are the footprint of the yardstick's batches, all resident; smaller calls draw of the same
-accesses. Beside calls of a user are those of the engine (`step.py`).
+process and in another process. Keys, gradients and outputs are arrays of the GPU that belong to
+another library. The rows are the footprint of the yardstick's batches, all resident; smaller calls
+draw from the same accesses. For comparison, the calls of the engine (`step.py`) are measured
+together with the calls of a user.
 
-**Shared**: the same beside a server on one GPU, keys drawn evenly, through memory of the GPU that
-the two share, and through shared memory of the host. The digests have to be the same.
+**Shared**: the same calls to a server on the same GPU, with keys drawn uniformly, once through
+memory of the GPU that client and server share, and once through shared memory of the host. The
+digests must be equal.
 
 **Sessions**: `lookup`, then `update`, of a trainer that computes nothing. Keys come from the host,
-repeated as they are in a batch; the run makes them unique and announces them ahead. Rows and
-gradients are NumPy arrays, or arrays of the GPU (`rows="device"`): the ways differ in nothing else.
+repeated as in a batch; the run makes them unique and announces them ahead. Rows and gradients are
+NumPy arrays, or arrays of the GPU (`rows="device"`); the two ways differ in nothing else.
 
-Nothing runs beside the calls but what they cause: rows come from the initializer, and merges are
-finished before. A time is the mean of calls that follow each other, with one wait for the GPU at
-the end. Emulated, the server shares this process.
+Nothing runs in parallel to the calls except what they cause: rows come from the initializer, and
+merges have finished before. A time is the mean over consecutive calls, with one wait for the GPU at
+the end. In an emulated run, the server is in this process.
 
-Each way is measured at durability `checkpoint`, and, but for those of **Shared**, with what a
-server does that is started without options: it logs updates (and commits where the log is long),
-counts a share of the accesses, and its digest was taken once, so that it notes the blocks that are
-written.
+Each way is measured twice, except those of **Shared**. Once the durability is `checkpoint`. The
+other time, the store does what a server does that is started without options: it logs updates (and
+commits if the log is long), it counts a share of the accesses, and, because its digest was taken
+once, it records the blocks that are written.
 """
 
 import contextlib

@@ -1,4 +1,6 @@
-"""How much is measured. The yardstick's call is the same in a quick run: only less often."""
+"""The sizes of the GPU benchmark. The yardstick's call is the same in a quick run, which only
+repeats it less often.
+"""
 
 from dataclasses import dataclass
 

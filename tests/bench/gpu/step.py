@@ -1,9 +1,10 @@
 """The yardstick's step: lookup and update of a resident working set, through the engine.
 
-The rows are the footprint of the batches (`law.py`), so that their keys lie close, as a table's do;
-torch is given the same. Keys, gradients and outputs are on the device. The wall time is of many
-steps with one wait at the end; beside it the time of the device's events over the same steps,
-lookups and updates alone, and what the engine's stages take the host.
+The rows are the footprint of the batches (`law.py`), numbered so that their keys are close
+together, as in a table; torch gets the same keys. Keys, gradients and outputs are on the device.
+The wall time is that of many steps with one wait at the end. In addition the module measures the
+time of the device's events over the same steps, of lookups alone, of updates alone, and the host's
+time for the stages of the engine.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
-"""A store on the device, called as a trainer in its process would: keys, gradients and outputs are
-arrays of the device, and nothing of a call but its sizes is on the host."""
+"""A store on the device, called as a trainer in its process would call it. Keys, gradients and
+outputs are arrays of the device, and nothing of a call except its sizes is on the host.
+"""
 
 import pathlib
 import threading

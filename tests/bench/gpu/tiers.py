@@ -1,19 +1,23 @@
-"""A cache that is smaller than its rows, with level two below it or without.
+"""A cache that is smaller than its rows, with or without level two below it.
 
-A **setting** is a part of its own: ``--only tiers-0.7-rest``; ``--only tiers`` means all of them.
-The name says for which share of the rows the cache has slots, and how much of the rest level two,
-pinned memory of the host, has room for: the rest, half of it, or none. Each setting begins with a
-fresh copy of one written store (`written.py`), so that the others do not change what it finds. Its
-measurements share that copy, in an order that `order` repeats:
+Each **setting** is a separate part: ``--only tiers-0.7-rest``; ``--only tiers`` means all settings.
+The first part of the name is the share of the rows for which the cache has slots. The second part
+says for how much of the rest level two, pinned memory of the host, has room: the rest, half of it,
+or none. Each setting begins with a fresh copy of one written store (`written.py`), so that other
+settings do not change its rows. The measurements of a setting share that copy, in an order that
+`order` repeats:
 
-* **moved**: lookups whose rows are all missing, after each row was looked up once. Where level two
-  holds the rest, each row comes up from there and another goes down for it: the exchange alone.
-  Where it is absent, rows come from files in the page cache.
-* **plain**: a window of lookups and updates (`window.py`), once the cache has settled
-* **look-ahead**: a window of steps of a session for each time of computing (`ahead.py`)
+* **moved**: lookups whose rows are all missing, after each row was looked up once. If level two
+  contains the rest, each missing row moves up from level two, and another row moves down in
+  exchange: this measures the exchange alone. Without level two, rows come from files in the page
+  cache.
+* **plain**: a window of lookups and updates (`window.py`), after the cache has reached a steady
+  state
+* **look-ahead**: a window of steps of a session, for each computation time (`ahead.py`)
 
-A step has 1.05 million keys, which the run draws again. A tenth of the rows is fewer than one such
-step has, so that nothing could be planned; steps have an eighth of the keys there.
+A step has 1.05 million keys, which are drawn from the run's accesses. If the cache has slots for a
+tenth of the rows, these are fewer rows than one such step has, so no step could be planned; there,
+a step has an eighth of the keys.
 """
 
 import contextlib

@@ -1,9 +1,11 @@
-"""Kernels and copies by the device's clock, and the gaps between them, in which it has no work.
+"""Kernels and copies by the device's clock, and the gaps between them, in which the device has no
+work.
 
-torch's profiler (CUPTI) records all work of the process on all streams, whichever library gave it:
-steps whose rows are all resident, of three sizes, both calls and each alone; and steps with misses,
-which a second level holds. A gap is from the end of all work before to the begin of the next, and
-counts for that one. The emulated device records launches only.
+torch's profiler (CUPTI) records all work of the process on all streams, whichever library has
+queued the work. There are steps of three sizes whose rows are all resident, with both calls and
+with each call alone, and steps with misses, whose rows are in level two. A gap is the time from the
+end of all earlier work to the beginning of the next work, and is counted for the next work. The
+emulated device records only launches.
 """
 
 import contextlib

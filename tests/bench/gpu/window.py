@@ -1,10 +1,11 @@
-"""A window of steps, in which the store commits and merges.
+"""A window of steps, during which the store commits and merges.
 
-A step's time is from its begin to the begin of the next one, so that work which it leaves to the
-device is counted. After half of the steps a thread commits, as the store does by itself: slices of
-dirty rows are logged between calls, and files are synced. Merges follow, which calls start and
-install. The window ends when a commit and a merge have ended, or its time is up; figures say how
-many have. What is left goes on in the next window. **Quiet** steps are those without either.
+The time of a step is that from its beginning to the beginning of the next step, so it includes work
+that the step leaves to the device. After half of the steps a thread commits, as the store does by
+itself: slices of dirty rows are logged between calls, and files are synced. Merges follow, which
+calls start and install. The window ends when a commit and a merge have ended, or when its time is
+up; the figures include how many have ended. A merge that has not ended continues in the next
+window. **Quiet** steps are those without a commit and without a merge.
 """
 
 import time

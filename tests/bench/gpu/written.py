@@ -1,8 +1,8 @@
-"""A store whose rows were all written before, made once in a run, and copies of it.
+"""A store whose rows were all written before, made once per run, and copies of it.
 
 Its rows are the footprint of `footprint_batches` batches, numbered in a random order (`law.py`).
-All are in the base, so that a copy has nothing to merge until it is trained; and in the page cache,
-because they have just been written. Steps draw the accesses of those batches again.
+All rows are in the base, so a copy has nothing to merge until it is trained. They are also in the
+page cache, because they have just been written. Steps draw the accesses of those batches again.
 """
 
 import contextlib

@@ -1,27 +1,27 @@
-"""The benchmark of frequencies: a DLRM trained under each policy, on one trace, beside a cache that
-holds every row.
+"""The benchmark of cache policies that use frequencies: a DLRM is trained under each policy, on one
+trace, and compared with a cache that contains every row.
 
-``python -m tests.bench.hot`` runs everything in one process and prints all figures and the goals; a
-JSON goes into ``docs/figures/``. The **trace** has the shape of Criteo Kaggle: 26
-tables of the true numbers of rows, Zipf 1.05 in each column, labels of the demo's planted model.
-Every row is on the storage before, in the base, whose files are in the page cache. The cache holds
-1.5 % of the rows.
+``python -m tests.bench.hot`` runs everything in one process, prints all figures and the goals, and
+writes a JSON file into ``docs/figures/``. The **trace** has the shape of Criteo Kaggle: 26 tables
+with the data set's numbers of rows, Zipf 1.05 in each column, and labels of the demo's planted
+model. Every row was written before, and is in the base, whose files are in the page cache. The
+cache has room for 1.5 % of the rows.
 
 All **contestants** begin with the same rows and take the same batches, in blocks that alternate:
 
-* ``all-cached``   LRU, with room for every row, and all of them there: the bound
-* ``lru``, ``lfu``  from an empty cache
-* ``rank``         70 % of the slots warm, by a profile of the whole trace
-* ``rank-sampled`` the same by a profile of 5 % of its samples
-* ``ahead-lru``, ``ahead-rank``  a look-ahead session over each
-* ``hot-50``, ``hot-100``  hot/cold training over LRU, at two rates; the hot set takes 1.5 % of the
-  bytes at the trainer, beside the cache of 1.5 % at the store
+    all-cached   LRU, with room for every row, and all rows resident: the bound
+    lru, lfu     from an empty cache
+    rank         70 % of the slots are warm, by a profile of the whole trace
+    rank-sampled the same, by a profile of 5 % of the trace's samples
+    ahead-lru, ahead-rank   a look-ahead session over each of these two caches
+    hot-50, hot-100   hot/cold training over LRU, at two rates; the hot set takes 1.5 % of the
+                      bytes at the trainer, in addition to the cache of 1.5 % at the store
 
-**Hits** are those of the training lookups alone, from the first batch on; so a row that no warm-up
-brought is missed once, however short the trace is. The **offline** rate is what a cache of as many
-slots reaches which holds the most accessed rows of this very trace from the beginning. Over so
-short a trace these are partly rows that are accessed once, which nobody can know before; a longer
-trace would be kinder to all.
+**Hits** are those of the training lookups alone, counted from the first batch on. So a row that no
+warm-up has loaded is missed once, however short the trace is. The **offline** rate is the hit rate
+of a cache with as many slots that contains, from the beginning, the rows that this very trace
+accesses most. In so short a trace, some of these rows are accessed only once, and nobody can know
+them before; a longer trace would favour all contestants more.
 """
 
 import sys

@@ -1,20 +1,22 @@
 """Blocks of steps: contestants take the same samples, one after the other.
 
-In every round each contestant has one block of as many steps, in an order that turns; so a slow
-moment of the machine falls on all alike. Hot/cold training has a few steps more, of samples that
-are left over at the end: they belong to its last block. A block's pace is its samples over what its
-parts took:
+In every round each contestant has one block with the same number of steps. The order rotates, so a
+slow moment of the machine affects all contestants equally. Hot/cold training has a few steps more,
+with the samples that are left over at the end; they belong to its last block. The pace of a block
+is its number of samples, divided by the sum of the times of its parts:
 
-    feed     the next step, from the iterator; with it hot rows are exchanged, and samples packed
-    lookup   its rows
+    feed     the next step, from the iterator; this includes exchanging hot rows and packing samples
+    lookup   the step's rows
     model    the gradients
-    update   of its rows
-    settle   what a session still prepares after the last step
+    update   of the step's rows
+    settle   the work of a session that continues after the last step
 
-A contestant's samples/s are the median over blocks, and its ratio to the bound the median over
-rounds. In the first round the caches that begin empty fill, and hot rows come to the trainer.
+The samples/s of a contestant are the median over blocks, and its ratio to the bound is the median
+over rounds. In the first round, the caches that begin empty fill, and hot rows are pulled to the
+trainer.
 
-`count` is what is counted before; `measure` has all blocks, and the figures afterwards.
+`count` returns the counts that are taken before training; `measure` has all blocks, and the figures
+afterwards.
 """
 
 import contextlib

@@ -1,17 +1,18 @@
-"""Who takes part: a store, what was done with it before the first batch, and a way to its rows.
+"""The contestants: each is a store, its preparation before the first batch, and a way to its rows.
 
 **Plain** steps are a lookup and an update. **Look-ahead** steps are those of a session, which
-announces keys as far ahead as it may. **Hot/cold** steps come packed: in another order, and a few
-more of them, as the last batch of a kind may be short.
+announces keys as far ahead as it may. **Hot/cold** steps come packed: in another order, and there
+are a few steps more, because the last batch of each kind may be short.
 
-Sessions work on beside the loop, and would prepare their next block while another's is timed. So a
-block ends when all that is announced is ready (`settle`), at the block's expense: the steps ahead
-that a block finds prepared are as many as it leaves prepared.
+Sessions work in parallel to the loop, and would prepare their next block while another contestant's
+block is timed. So a block ends when everything that is announced is ready (`settle`), and the time
+until then is part of the block. A block finds as many steps prepared as it leaves prepared.
 
-**Hits.** A plain store's are its pool's. A session's lookups know misses by unique key alone; where
-there are any, each counts as one access. A hot step's rows are all hits, as they are at hand.
+**Hits.** The hits of a plain store are those of its pool. The lookups of a session count misses by
+unique key only; each such miss counts as one access. All rows of a hot step are hits, because they
+are at the trainer.
 
-Each trains a model of its own, the demo's DLRM, with the same beginning for all.
+Each contestant trains a model of its own, the demo's DLRM, and all begin with the same parameters.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What frequencies cost: counting, classifying, packing, a sampled profile, and counting online.
+"""The cost of frequencies: counting, classifying, packing, a sampled profile, and online counting.
 
-Counting and classifying are on one core and from memory; the best of several repeats is taken, as
-another process may have the core in any of them.
+Counting and classifying use one core, and data in memory. The best of several repeats is taken,
+because another process may use the core during any of them.
 """
 
 import contextlib

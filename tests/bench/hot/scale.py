@@ -1,4 +1,4 @@
-"""How much is measured of frequencies (`sizes.py`)."""
+"""The sizes of the benchmark of frequencies (`sizes.py`)."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,11 @@
 """The written store and its copies.
 
-Every row is written once and folded into the base, as it would be after some time of training; each
+Every row is written once and folded into the base, as it would be after some time of training. Each
 contestant has a copy.
 
-Rows have values of the size of the demo's initial ones, the same 2**18 over and over: to write is
-what takes long, and the values need only be small and unlike each other.
+The values of rows are of the size of the demo's initial values, and the same 2**18 values are
+repeated. Writing is what takes long, and the values only have to be small and different from each
+other.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
-"""The trace: samples of the demo's planted model as columns, and what counting them tells.
+"""The trace: samples of the demo's planted model in columns, and counts of the trace.
 
-A column of ids is named as its table is. Samples are drawn once and kept, so that a batch is a
-view, and nobody is timed for making one. The last ones are held out.
+A column of ids has the name of its table. Samples are drawn once and kept in memory, so a batch is
+a view, and no contestant's time includes making it. The last samples are held out.
 """
 
 from collections.abc import Iterator

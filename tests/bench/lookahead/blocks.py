@@ -1,12 +1,12 @@
 """Blocks of steps: contestants take the same steps of the trace, one after the other.
 
-A **block** is some unmeasured steps and some measured ones. In every round each contestant has one
-block, over the same batches, in an order that turns; so a slow moment of the machine falls on all
-alike. In the unmeasured steps only the session computes: its preparations must come to the pace at
-which they are used up, while a plain cache knows no pace.
+A **block** has some unmeasured steps and then some measured steps. In every round each contestant
+has one block, over the same batches. The order rotates, so a slow moment of the machine affects all
+contestants equally. In the unmeasured steps only the session computes: its preparations must reach
+the pace at which they are used up, while a plain cache has no such pace.
 
-A step's time is lookup, computation and update by the clock; the computation ends at its moment,
-unless what goes on beside it takes longer.
+The time of a step is the elapsed time of lookup, computation and update. The computation ends after
+its fixed time, unless the work in parallel to it takes longer.
 """
 
 import statistics

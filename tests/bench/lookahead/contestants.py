@@ -1,18 +1,19 @@
-"""What each contestant does in a step: before it, a lookup, beside the computation, an update.
+"""The actions of each contestant in a step: before the step, in the lookup, during the computation,
+and in the update.
 
-Each has a store of its own and its place in the trace. All begin with the hottest rows resident and
-dirty, as many as fit, so that no cache has to be filled while it is measured.
+Each contestant has a store of its own and its position in the trace. All begin with the hottest
+rows resident and dirty, as many as fit, so no cache has to be filled while it is measured.
 
-**Static top-N.** The store has no cache that refuses rows: an update brings them in. So the hottest
-N rows are made to stay by LFU: they are touched again and again before each block, and all others
-come, with a count of one, into the room that is left, which is made for one batch. A row of the
-room leaves before any hot one. Rejected: lookups with admit=False for the others, whose rows would
-be read twice in a step, once to look and once to update, which no static cache does.
+**Static top-N.** The store has no cache that refuses rows: an update loads them. So LFU is used to
+keep the hottest N rows: before each block they are touched again and again. All other rows arrive,
+with a count of one, in the remaining room, which is large enough for one batch. A row in this room
+leaves before any hot row. Rejected: lookups with admit=False for the other rows. Such rows would be
+read twice in a step, once for the lookup and once for the update, which no static cache does.
 
-**Look-ahead.** Announcing is the feed's work, and a feed has a thread of its own; here the keys are
-announced beside the computation, of which the time is taken. What a step announces is the step that
-has just come into the window. The window stays full over a block's end, and is used up by the next
-block's unmeasured steps.
+**Look-ahead.** Announcing is the work of the feed, which has a thread of its own. Here, the keys
+are announced during the computation, and the time of announcing is part of it. A step announces the
+step that has just come into the window. The window stays full at the end of a block, and the
+unmeasured steps of the next block use it up.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""The goals of look-ahead, and what its cells come to.
+"""The goals of look-ahead, and the aggregated results of its cells.
 
-A step is **at the bound** when its median is no more than 5 % or 0.5 ms, whichever is more, above
-that of the contestant which has everything cached.
+A step is **at the bound** if its median is at most 5 % or 0.5 ms, whichever is more, above the
+median of the contestant with all rows cached.
 """
 
 import statistics

@@ -1,17 +1,19 @@
-"""All combinations of locality, cache, latency and computation: a cell for each.
+"""All combinations of locality, cache, latency and computation, with a cell for each.
 
-A locality and a cache have fresh stores, filled and settled once; then latencies and computations
-follow each other on them. The bound is filled once a locality, for it forgets nothing.
+Each combination of a locality and a cache has fresh stores, which are filled and brought to a
+steady state once; then all latencies and computations are measured on these stores. The bound is
+filled once per locality, because it never evicts a row.
 
-**Fits.** Preparing a step is said to fit under the computation of one when the seconds that the
-session's stages took for a step, waits for the storage among them, are no more than the computation
-is, and when the cache has room for two working sets: the rows of the step that computes, which may
-not leave, and those of the next.
+**Fits.** Preparing a step is said to fit under the computation of a step if two conditions are met.
+The seconds that the session's stages took for a step, including waits for the storage, are at most
+the seconds of the computation. And the cache has room for two working sets: the rows of the step
+that computes, which may not leave, and those of the next step.
 
-**Sweep.** Caches from one working set to eight, in one case. A working set is the unique keys of a
-step. With one, the session can prepare the next step only in what the running one leaves; with a
-few more it prepares whole steps ahead, and more than that buys little. The **knee** is the smallest
-cache from which on the step stays at the bound (`goals.at_bound`).
+**Sweep.** One case is measured with caches of one to eight working sets. A working set is the
+unique keys of a step. With one working set, the session can prepare the next step only in the room
+that the running step leaves. With a few more, it prepares whole steps ahead, and still larger
+caches gain little. The **knee** is the smallest cache from which on the step stays at the bound
+(`goals.at_bound`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,17 +1,19 @@
-"""What a trainer waits for between its steps, over a network that takes its time.
+"""A trainer's waits between its steps, over a network with delays.
 
-One table on a server; a trainer computes for so many milliseconds in a step, and its calls go
-through a delay each way. Three ways to train, in turn, on the same batches:
+One table is on a server. A trainer computes for a fixed number of milliseconds per step, and its
+calls are delayed in each direction. Three ways to train take turns, on the same batches:
 
     plain   `lookup`, compute, `update`
     late    a session with waits="late"
     none    a session with waits="none"
 
-A step's **wait** is its length without the computation. Their digests have to be equal.
+The **wait** of a step is its time without the computation. The digests of the three ways must be
+equal.
 
-The network is a TCP proxy in a process of its own, which passes what it gets on after a delay,
-each way, as fast as it came: `python -m tests.bench.lookahead.network ADDRESS MS` prints the
-address that it listens at, and serves until its input ends.
+The network is a TCP proxy in a process of its own, which passes on the bytes that it receives after
+a delay, in each direction, at the pace at which they arrived: `python -m
+tests.bench.lookahead.network ADDRESS MS` prints the address at which it listens, and serves until
+its input ends.
 """
 
 import queue

@@ -1,13 +1,15 @@
 """The engine's time for steps of 50,000 unique keys, by stage of the planner.
 
-Small steps say little of what a key costs; so these are large, all of one size, and nothing is
-injected. The stages are those of `embstore.cache.prefetch.Work`: `plan` finds and pins rows, and
-takes slots for the missing ones, whose victims are logged there; `collect` reads the missing rows,
-beside the engine; `exchange` moves them to their slots; `insert` has them be there.
+Small steps do not show the cost of a key, so these steps are large, all of one size, and without
+simulated waits. The stages are those of `embstore.cache.prefetch.Work`: `plan` finds and pins rows,
+and takes slots for the missing rows, whose victims are logged in this stage; `collect` reads the
+missing rows, in parallel to the engine; `exchange` moves the rows to their slots; `insert` makes
+them resident.
 
-Twice: with a cache that holds the table, where planning is all there is, and with a part of it,
-where rows come and dirty ones go. Each stage's time is the median over steps of what it grew by
-from one step to the next, so that a moment in which the machine does something else counts little.
+This is measured twice: with a cache that contains the table, so that planning is the only work, and
+with a cache that contains a part of it, so that rows arrive and dirty rows leave. The counter of
+each stage grows from one step to the next; the time of the stage is the median of this growth over
+the steps. So a moment in which the machine does something else has little effect.
 """
 
 import contextlib

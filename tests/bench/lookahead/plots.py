@@ -1,5 +1,6 @@
-"""The pictures: a step against the cache for each latency, and what a step waits for over a
-network."""
+"""The plots: the time of a step by the size of the cache, for each latency, and the wait of a step
+over a network.
+"""
 
 import itertools
 import pathlib

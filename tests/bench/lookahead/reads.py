@@ -1,10 +1,12 @@
-"""Rows that a session reads, beside what plain simulators of schedules read (tests/schedules.py).
+"""The rows that a session reads, beside the rows that simple simulators of schedules read
+(tests/schedules.py).
 
     python -m tests.bench.lookahead.reads
 
-prints multiples of OPT: traces of four kinds, caches of three sizes; LRU and rank without
-look-ahead, and sessions that know 8, 16 and 64 steps. Keys are announced in time, as a feed does.
-Counts, not times: what the planner chooses depends a little on how far its threads have come.
+prints the number of rows as multiples of OPT: for traces of four kinds and caches of three sizes,
+with LRU and rank without look-ahead, and with sessions that know 8, 16 and 64 steps. Keys are
+announced in time, as by a feed. The results are counts, not times; they vary a little, because the
+planner's choices depend on how far its threads have come.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How much is measured of look-ahead (`sizes.py`)."""
+"""The sizes of the look-ahead benchmark (`sizes.py`)."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,10 @@
 """The written store and its copies: the table is written once, and each contestant has a copy.
 
-Its files are slow on purpose, by waits that are precise to a tenth of a millisecond and leave the
-core free. The system wakes a sleeper late, by its timer's slack and by whatever else runs: so a
-wait sleeps until shortly before its end, and asks for the time from there on. Between two questions
-it gives the interpreter's lock away, or the threads that work ahead would stand still meanwhile.
+Its files are made slow on purpose, by waits that are precise to a tenth of a millisecond and leave
+the core free. The system wakes a sleeping thread late, because of its timer's slack and of other
+running threads. So a wait sleeps until shortly before its end, and then polls the clock. Between
+two polls it releases the interpreter's lock; otherwise the threads that work ahead would stand
+still meanwhile.
 """
 
 import os

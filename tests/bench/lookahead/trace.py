@@ -2,7 +2,7 @@
 
 The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s); s = 0 is uniform. A seeded
 permutation scatters the ranks over the keys, the same for all localities, as in workload.py. A
-batch is what is left of its draws without the repetitions, in the order of the keys.
+batch has the distinct keys of its draws, in the order of the keys.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""What shards cost: calls and bytes of a step by their number, the router's own time, a step
-through the router beside one without it, and growth.
+"""The cost of shards: calls and bytes of a step by the number of shards, the router's own time, a
+step through the router beside a step without it, and the growth of a cluster.
 
-``python -m tests.bench.shards``. Calls and bytes are counted by the servers, and are the same on
-any machine; times are ratios, of what takes turns in one run.
+``python -m tests.bench.shards`` runs the benchmark. Servers count calls and bytes, which are the
+same on any machine. Times are given as ratios of measurements that take turns in one run.
 """
 
 import sys

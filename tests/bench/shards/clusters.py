@@ -1,4 +1,4 @@
-"""Clusters of the benchmark's own: each shard is a real process, on loopback."""
+"""Clusters that the benchmark starts: each shard is a real process, on loopback."""
 
 import pathlib
 from contextlib import ExitStack

@@ -1,8 +1,8 @@
-"""Calls and bytes of a step, as the servers count them: messages of gRPC, without its own framing.
+"""Calls and bytes of a step, as the servers count them: gRPC messages, without the framing of gRPC.
 
-A step is a lookup and an update of the same keys. By a session the keys travel once, with the
-announcement, which may be of several steps. With waits="none" only rows that no step before had are
-read, here with their state.
+A step is a lookup and an update of the same keys. In a session the keys are sent once, in the
+announcement, which may be of several steps. With waits="none", only rows that no earlier step had
+are read, here together with their state.
 """
 
 import pathlib

@@ -1,7 +1,8 @@
-"""Growing and shrinking while a client writes: how fast rows move, and how long a write waits.
+"""Growing and shrinking a cluster while a client writes: the speed at which rows move, and the
+longest wait of a write.
 
-All rows of the table are written, and a third of them moves. The writer updates some keys, again
-and again: its longest call is the one that waited while writes were paused.
+All rows of the table are written, and a third of them moves. The writer updates some keys again and
+again. Its longest call is the one that waited while writes were paused.
 """
 
 import pathlib

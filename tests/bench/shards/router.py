@@ -1,8 +1,8 @@
 """The router's own time for the keys of a step, in milliseconds of CPU.
 
-Its shards answer at once, with rows that are there, so what is left is the router's: to find the
-shard of each key, to take the parts of keys and gradients, and to put rows in the caller's order.
-The time is the calling thread's, which does all of that.
+Its shards answer at once, with rows that are already in memory, so only the router's time remains:
+it finds the shard of each key, takes the parts of keys and gradients for each shard, and puts rows
+into the caller's order. The time is that of the calling thread, which does all of this work.
 """
 
 import pathlib

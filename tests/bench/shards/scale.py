@@ -1,4 +1,4 @@
-"""How much is measured of shards (`sizes.py`)."""
+"""The sizes of the benchmark of shards (`sizes.py`)."""
 
 from dataclasses import dataclass
 

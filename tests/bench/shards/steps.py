@@ -1,8 +1,9 @@
-"""A step beside one without a router, on the same servers: the ratio of what takes turns.
+"""A step through the router beside a step without it, on the same servers: the ratio of two
+measurements that take turns.
 
-Over one shard the same server is called by both, so the ratio is what the router adds. More shards
-share the machine's cores with one another and with the trainer: what that takes says nothing of
-several machines, and is told for the record.
+Over one shard, both steps call the same server, so the ratio is what the router adds. Over several
+shards, the servers share the machine's cores with one another and with the trainer. The time that
+this takes says nothing about several machines, and is reported only for the record.
 """
 
 import pathlib

@@ -20,8 +20,8 @@ from embstore_server.transports.grpc.endings import sent
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 READS_MAX = 2
-"""The largest number of requests that are awaited at a time; each can grow to the port's largest
-message."""
+"""The largest number of requests that are awaited at a time; each request can be as large as the
+port's largest message."""
 WATCHERS_MAX = 128
 """The largest number of Watch streams at a time; each has a task, and holds messages that its
 client sends."""
@@ -107,7 +107,8 @@ class Health:
 
 
 def _name_in(request: Any) -> str | None:
-    """Return the service that a request names; None if the message is no request."""
+    """Return the name of the service in a health request; None if the message is no such
+    request."""
     if request is grpc.aio.EOF or len(request) > _REQUEST_BYTES_MAX:
         return None
     try:

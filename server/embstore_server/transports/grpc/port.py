@@ -24,8 +24,8 @@ from embstore_server.transports.grpc.reflecting import Reflection
 from embstore_server.transports.grpc.rpc import SERVICE_NAME, GrpcCalls
 
 _RECEIVED_MARGIN = 2
-"""Unary messages up to this multiple of the limit are still received, so that they are refused with
-a reason."""
+"""Unary messages of up to this multiple of their limit are received, so that a message above the
+limit is refused with a reason."""
 
 _FRAME_BYTES = 1 << 10
 
@@ -111,10 +111,8 @@ class GrpcServer:
         await self._server.start()
 
     async def ready(self) -> None:
-        """Answer health checks with SERVING, until the store fails or the server stops.
-
-        While there is no disk space, the answer is NOT_SERVING.
-        """
+        """Answer health checks with SERVING from now on, until the store fails or the server stops,
+        and with NOT_SERVING while there is no disk space."""
         await self._say()
 
         async def say_failed() -> None:

@@ -32,7 +32,7 @@ class Receiving:
     """The requests that are being received, by client."""
 
     def __init__(self, message_bytes_max: int, inflight_bytes_max: int) -> None:
-        """Bound the bytes of a message, and the bytes in flight."""
+        """Make the queues; the arguments bound one message, and all bytes in flight."""
         self._message_bytes_max = message_bytes_max
         self._inflight_bytes_max = inflight_bytes_max
         # only for clients that are sending requests
@@ -56,8 +56,8 @@ class Receiving:
     async def in_turn(
         self, client: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
     ) -> T:
-        """Return the result of `read`, once fewer than `most` requests of its client are being
-        received."""
+        """Wait until fewer than `most` requests of the client are being received; then call `read`,
+        and return its result."""
         key = client, is_bulk
         turns = self._queues.get(key)
         if turns is None:

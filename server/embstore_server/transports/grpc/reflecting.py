@@ -29,7 +29,7 @@ class Reflection:
         self._replies = reflection.aio.ReflectionServicer(service_names=names)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the method, for `add_generic_rpc_handlers`."""
+        """Return the handler of ServerReflectionInfo, for `add_generic_rpc_handlers`."""
         method = grpc.stream_stream_rpc_method_handler(
             self._answer,
             request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

@@ -153,12 +153,12 @@ class GrpcIncoming:
         )
 
     def has_room(self, count: int) -> bool:
-        """Return False for any bytes: replies have no bound of their own here, and must be
-        reserved."""
+        """Return whether `count` is 0: replies of gRPC have no space of their own, so `expect` must
+        reserve their bytes."""
         return not count
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Reserve `count` bytes."""
+        """Add `count` bytes of the reply to `reservation`, if there is one."""
         if reservation is not None:
             reservation.add(count)
 

@@ -32,8 +32,8 @@ from embstore_server.transports.rest.connections import CERTIFICATE_NAMES
 from embstore_server.transports.rest.errors import refusal_of, request_id
 
 LANE = "rest"
-"""All callers of REST share one client name: however many dashboards there are, a trainer waits for
-at most one of their calls."""
+"""The client name that all callers of REST without a token share. However many dashboards there
+are, a trainer's call waits for at most one of their calls."""
 
 _HEADER_CHARACTERS_MAX = 200
 _TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
@@ -43,7 +43,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class CallRoute(APIRoute):
-    """A route that is a verb; its `name` is the verb's name."""
+    """A route whose calls are counted and logged as calls of a verb; its `name` is the verb."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the route's handler, wrapped in a call."""
@@ -87,10 +87,11 @@ class Call:
         return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
 
     def permitted(self, command: T) -> T:
-        """Return a command, if the caller has the right to it, and a single shard can execute it.
+        """Return a command with full names; raise an error if the caller lacks the right to it, or
+        if a single shard must not execute it.
 
-        A route without a command of its own passes a command whose result reveals as much. Any
-        thread.
+        A route without a command of its own passes another command that reveals as much as the
+        route does. Any thread.
         """
         command = self.service.permitted(self.caller, command)
         check_alone(command, lambda: self.service.engine.shard)
@@ -101,7 +102,7 @@ class Call:
         return await self.execute(GetStats(table))
 
     def check_may_read_stats(self) -> None:
-        """Refuse a caller without the right to read the store's stats.
+        """Raise PermissionDeniedError if the caller has no right to read the store's stats.
 
         This check is for routes that have no command, and reveal as much as the stats do.
         """
@@ -126,7 +127,7 @@ async def _call_of(request: Request) -> Call:
 
 
 Calling = Annotated[Call, Depends(_call_of)]
-"""The parameter by which a route that is a verb gets its call."""
+"""The type of the parameter by which a `CallRoute` gets its call."""
 
 
 async def _answered(verb: str, request: Request, answer: Answer) -> Response:

@@ -45,8 +45,8 @@ class Listener(socket.socket):
         self._hosts: WeakKeyDictionary[socket.socket, str] = WeakKeyDictionary()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return a connection and its address; raises ConnectionAbortedError if it was closed at
-        once."""
+        """Return a connection and its address; raises ConnectionAbortedError if the connection is
+        beyond a bound, and was closed at once."""
         connection, address = super().accept()
         host, most = address[0], self._connections_max
         hosts = [known for one, known in self._hosts.items() if one.fileno() >= 0]
@@ -115,8 +115,8 @@ class _Connection(H11Protocol):
         self._stop_watching()
 
     def _watch(self) -> None:
-        """Measure the time as long as there is no request, or only a part of the head of a
-        request."""
+        """Start the timer that ends the connection if there is no request, or only a part of a
+        request's head; otherwise stop the timer."""
         is_asked = self.cycle is not None and not self.cycle.response_complete
         if is_asked or self.timeout_keep_alive_task is not None:
             self._stop_watching()

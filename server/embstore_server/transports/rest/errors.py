@@ -1,11 +1,12 @@
 """Refusals of requests: all have the form {"error", "message", "request"}, and one function finds
 their status.
 
-Errors of the tree have the status that `embstore_proto.status` assigns. Requests that HTTP itself
-refuses (no such route, another method, a large body, another media type) keep HTTP's status. A body
-or parameter that does not fit its model is answered with 400, as if the store had refused it. All
-of these are mistakes of the caller, and are named InvalidArgumentError. Any other exception is a
-bug: it is logged with its traceback, and the answer is 500 without the exception's text.
+The errors of `embstore.errors` have the status that `embstore_proto.status` assigns. A request that
+HTTP itself refuses (no such route, another method, a large body, another media type) keeps HTTP's
+status. A body or parameter that does not fit its model is answered with 400, as if the store had
+refused it. These two kinds are mistakes of the caller, and are named InvalidArgumentError. Any
+other exception is a bug: it is logged with its traceback, and the answer is 500 without the
+exception's text.
 """
 
 from collections.abc import Mapping

@@ -39,7 +39,8 @@ class Families(Collector):
                 yield InfoMetricFamily(f"embstore_{name}", f"Texts of the {name}.", labels)
 
     def _declare(self, of: type, prefix: str, labels: list[str]) -> None:
-        """Make the families of a part of the document; its owners have these labels."""
+        """Make the families of a part of the document; `labels` are those of the parts around
+        it."""
         stats = declared(of)
         labels = labels + [stat.label or stat.name for stat in stats if stat.kind == "label"]
         for stat in stats:
@@ -57,8 +58,8 @@ class Families(Collector):
                 self._families.setdefault(name, make(name, stat.help, labels=labels + own))
 
     def _add(self, of: type, document: Mapping[str, Any], prefix: str, labels: list[str]) -> None:
-        """Add the samples of a part of the document; `labels` are the values of its owners'
-        labels."""
+        """Add the samples of a part of the document; `labels` are the values of the labels of the
+        parts around it."""
         stats = declared(of)
         labels = labels + [str(document[stat.name]) for stat in stats if stat.kind == "label"]
         for stat in stats:

@@ -18,8 +18,8 @@ browser sends, on behalf of a page of another site:
 request in it.
 
 **Sizes.** A body above BODY_BYTES_MAX is refused; if its length is announced, it is refused before
-it arrives. The documents at DOCUMENT_PATHS are large. Their routes have a limit of their own, which
-the guard does not know before the store is open.
+it arrives. The documents that are sent to DOCUMENT_PATHS can be larger. Their routes have a limit
+of their own, which the guard does not know before the store is open.
 
 **Ids.** If the `X-Request-Id` of a request is a plain word, the request keeps this id; otherwise it
 gets a new id. The answer contains the id.

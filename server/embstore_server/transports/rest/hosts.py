@@ -13,10 +13,10 @@ _PORT_MAX = 65535
 
 
 def name_of(host: str) -> str | None:
-    """Return the name in a `Host` header, in small letters, without the dot that ends a full name.
+    """Return the name in a `Host` header, in lower case, without the dot that ends a full name.
 
-    None: the header is neither a name nor an address. Only IPv6 addresses have brackets, and no
-    address ends with a dot.
+    None: the header contains neither a name nor an address. Only IPv6 addresses have brackets, and
+    no address ends with a dot.
     """
     match = _HOST.fullmatch(host)
     if match is None or int(match[3] or 0) > _PORT_MAX:

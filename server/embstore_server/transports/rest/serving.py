@@ -3,9 +3,9 @@ in use is reported at once.
 
 The application is imported and made in a thread, at the first request that is not a plain probe. To
 import FastAPI takes as much processor time as all the rest of a start, and a server whose trainers
-use gRPC may never need it. Until the application exists, this module answers plain probes: health
-checks on the machine itself, or by the machine's address. Any other probe, such as one of a
-browser, must pass the guard of the application.
+use gRPC may never need it. Until the application exists, this module answers plain probes: GET or
+HEAD of /healthz and /readyz, by a loopback name or an IP address, without headers that the guard
+handles. Any other probe, such as one of a browser, must pass the guard of the application.
 """
 
 import asyncio

@@ -167,8 +167,8 @@ class ScrapedStats:
 
 @dataclass
 class ServerStats:
-    """All stats: the scraped stats, and the stats of calls, which Prometheus's own objects
-    count."""
+    """All stats: the scraped stats, and the stats of calls, which
+    `embstore_server.telemetry.metrics` counts."""
 
     scraped: ScrapedStats = inline(lambda stats: stats)
     verbs: dict[str, VerbStats] = part("Verbs that were called.", label="verb")

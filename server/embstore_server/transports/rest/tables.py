@@ -2,7 +2,7 @@
 """GET /api/v1/tables, /tables/{name}, /tables/{name}/stats.
 
 **Names contain slashes**, and the last part of a name can be "stats". Therefore the path is matched
-as it was sent, and a slash has two meanings: `/tables/ads/stats` are the stats of "ads", while
+as it was sent, and `/` and `%2F` differ: `/tables/ads/stats` are the stats of "ads", while
 `/tables/ads%2Fstats` is the table "ads/stats", whose stats are at `/tables/ads/stats/stats` (or
 `/tables/ads%2Fstats/stats`). In other names it makes no difference how a slash is written.
 """

@@ -6,8 +6,8 @@ connections.
 
 **Trust.** Clients are not trusted. A segment contains only data. Keys are copied before they are
 read, because the client can change them at any time. Gradients are copied as well, unless the
-engine reads each gradient once (`Update`: only the sums are kept, and logged). Rows are written and
-never read. The segment is sealed at its size, so that no client can truncate it during a copy. Its
-pages are allocated when the segment is made. So if memory is short, the segment is refused, and the
-process is not killed.
+engine reads each gradient once: for `Update` it keeps and logs only sums of gradients. Rows are
+written and never read. The segment is sealed at its size, so that no client can truncate it during
+a copy. Its pages are allocated when the segment is made. Therefore, if memory is short, the segment
+is refused; without this, a later access could fail, and kill the process.
 """

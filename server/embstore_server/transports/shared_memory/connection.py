@@ -66,7 +66,7 @@ class Connection:
         self.traceparent = ""
         """The trace parent of the next call."""
         self.map_version = 0
-        """The version of the map for the next call."""
+        """The version of the shard map by which the next call was split."""
         self.segment: HostSegment | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
@@ -93,8 +93,8 @@ class Connection:
     # In
 
     def read(self) -> "tuple[SharedIncoming, Received] | None":
-        """Read from the socket; return a lookup that may be answered directly.
-        All other frames wake the task."""
+        """Read from the socket; return a lookup that may be answered directly, or None. All other
+        frames wake the connection's task, unless a call is running."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -115,7 +115,7 @@ class Connection:
         return found
 
     def _lookup(self) -> "tuple[SharedIncoming, Received] | None":
-        """Return the lookup, if nothing else has arrived."""
+        """Return the received lookup; None: it is incomplete, or other frames have arrived, too."""
         received = self._received
         if len(received) < wire.HEAD_BYTES:
             return None
@@ -225,7 +225,7 @@ class Connection:
             self.segment = None
 
     async def _grow_for(self, size: int) -> None:
-        """Answer a client that needs a segment."""
+        """Make a segment for a client that requested one, and send it, or the error."""
         try:
             most = self.port.segment_bytes_max
             if size > most:
@@ -382,7 +382,7 @@ class SharedIncoming:
         return self._caller
 
     def request(self, verb: Verb) -> Received:
-        """Return the request; the reply will be written after it."""
+        """Return the request; if it is in the segment, the reply will be written after it."""
         asked, segment = self.asked, self._segment
         copies = self._connection.port.traffic.copies
         if asked.offset is None:

@@ -13,9 +13,9 @@ ended. The tether ends when the client closes it or the client's process ends. U
 segment's bytes stay lent. Freeing waits for the device, so a thread does it.
 
 **A call** begins when the client's copies into the segment are complete. Waiting for them takes no
-turn of the engine and no work of the device: the event behind the copies is polled, with a growing
-pause, until the call's deadline. A trainer that still computes its gradients delays only its own
-call.
+turn of the engine and no work of the device: the event that the client recorded after the copies is
+polled, with a growing pause, until the call's deadline. A trainer that still computes its gradients
+delays only its own call.
 
 Event loop only, except `DeviceCall.blank`.
 """
@@ -97,7 +97,7 @@ class DeviceSegment:
 
 
 class DeviceSide:
-    """What a connection uses of the device: a segment, or none."""
+    """The device memory that a connection uses: one segment, or none."""
 
     def __init__(self, connection: "Connection") -> None:
         self.segment: DeviceSegment | None = None
@@ -112,12 +112,13 @@ class DeviceSide:
             self.segment = None
 
     def call(self) -> "DeviceCall | None":
-        """Return the device's part of the next call."""
+        """Return the device memory of the next call; None: the call uses none."""
         announced, self.announced = self.announced, None
         return None if announced is None else DeviceCall(self, announced)
 
     async def grow_for(self, size: int) -> None:
-        """Answer a client that needs a segment, and has closed the previous one."""
+        """Make a segment for a client that requested one, and has closed the previous one; send its
+        handles, or the error."""
         connection = self._connection
         try:
             most = connection.port.segment_bytes_max
@@ -162,7 +163,7 @@ class DeviceSide:
 
 
 class DeviceCall:
-    """The device's part of one call: the call's arrays, and then its rows."""
+    """The device memory of one call: first the call's arrays, then the rows of its reply."""
 
     def __init__(self, side: DeviceSide, announced: int) -> None:
         self.announced = announced
@@ -197,7 +198,7 @@ class DeviceCall:
             pause = min(max(waited / _PAUSE_SHARE, _PAUSE_FIRST_S), _PAUSE_MAX_S)
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of the call; see `OnDevice`."""
+        """Return the array at `place` in the device memory of the call; see `OnDevice`."""
         if place.end > self.announced:
             raise InvalidArgumentError(
                 f"{what}: expected {place.byte_count} bytes at offset {place.offset}, found "

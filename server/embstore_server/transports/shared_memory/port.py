@@ -92,12 +92,12 @@ class SharedMemoryPort:
 
     @property
     def segment_bytes_max(self) -> int:
-        """Bytes of the largest segment: a request and a reply."""
+        """The size of the largest segment in bytes: room for a request and a reply."""
         return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
 
     def frame_bytes_max(self, authorization: str) -> int:
-        """Return the size of the largest frame of a client with this authorization; empty: the
-        client has sent none yet."""
+        """Return the largest size in bytes of a frame from a client with this authorization (empty:
+        the client has sent none yet)."""
         try:
             self.service.callers.principal(authorization, ())
         except UnauthenticatedError:
