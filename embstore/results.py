@@ -34,8 +34,8 @@ class Context:
     """The number of the last acknowledged command; after a mutating command, the number of that
     command."""
     instance: str = ""
-    """The id of the server's instance, which remembers recent calls in a replay window (a
-    deduplication window). A restart begins another instance, unless commands are logged."""
+    """The id of the server's instance, which remembers recent calls in a deduplication window. A
+    restart begins another instance, unless commands are logged."""
 
 
 @dataclass(frozen=True)
