@@ -231,11 +231,11 @@ class Rounds(OwnUpdate):
         header = outgoing.serialised(origin)
         return header if outgoing.message is None else outgoing.message.joined(header)
 
-    def _origin(self, verb: Verb) -> Origin | None:
+    def _origin(self, verb: Verb, epoch: int) -> Origin | None:
         """Return an origin that no other call has; or none, where none is needed."""
         if verb.command.retry is not c.Retry.WINDOW or self._rng.random() < 0.5:
             return None
-        return Origin(self._rng.bytes(8).hex(), 1, epoch=self.store.epoch)
+        return Origin(self._rng.bytes(8).hex(), 1, epoch=epoch)
 
     def _mutations(self, path: str, count: int) -> list[list[bytes]]:
         method, mutator = METHODS[path], Mutator(self._rng, self._others)
@@ -243,8 +243,9 @@ class Rounds(OwnUpdate):
             return [mutator.messages(self._follower()) for _ in range(count)]
         verb = VERBS[method.name.removesuffix("Stream")]
         found: list[list[bytes]] = []
+        epoch = self.store.epoch  # asked once: it stays until the mutations are sent
         while len(found) < count:
-            seed = self._message(verb, self._seed(verb), self._origin(verb))
+            seed = self._message(verb, self._seed(verb), self._origin(verb, epoch))
             if method.input_type.name == "Chunk":
                 messages = mutator.stream(seed)
             else:
