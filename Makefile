@@ -32,6 +32,8 @@
 #   make release  .venv-release, then sdist, wheels, archives of the other clients and of the .proto
 #                 file, a bill of materials and checksums in dist/, checked. Nothing is published
 #                 (RELEASE_ARGS="--twice": built twice and compared)
+#   make images   .venv-release, then images for CPU, CUDA 12 and CUDA 13 of HEAD, each with its bill of
+#                 materials in dist/ (ENGINE=docker, BASE=..., IMAGES_ARGS="cpu --save")
 #   make test-installed   installs the wheel of dist/ where nothing else is, serves, runs the README's
 #                 example and a trainer, and says how long that took
 #   make format   format and fix what ruff can fix
@@ -51,6 +53,7 @@ DEMO_ARGS ?=
 DEMO_VENV = $(if $(findstring --framework,$(DEMO_ARGS)),.venv-frameworks,.venv)
 GPU_ARGS ?=
 RELEASE_ARGS ?=
+IMAGES_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
@@ -62,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench papers gpu docs proto image-test image-walk release test-installed format clean
+.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench papers gpu docs proto image-test image-walk release images test-installed format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -165,6 +168,11 @@ image-walk: .venv/stamp
 release: .venv-release/stamp
 	@echo "embstore: building a release in dist"
 	@.venv-release/bin/python -m release $(RELEASE_ARGS)
+
+images: .venv-release/stamp
+	@echo "embstore: building images"
+	@.venv-release/bin/python -m release.images $(IMAGES_ARGS)
+	@for bill in dist/*-image-*.spdx.json; do .venv-release/bin/pyspdxtools --infile $$bill; done
 
 test-installed:
 	@echo "embstore: installing the wheel in dist, in an empty place"

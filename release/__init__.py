@@ -9,6 +9,7 @@ commit, names are sorted, owners and modes are fixed.
     packages.py     sdist and wheels of Python
     archives.py     archives of the clients in other languages, and of the .proto file
     reference.py    the .proto file as a page
-    bill.py         the bill of materials (SPDX)
+    bill.py         bills of materials (SPDX)
+    images.py       images of the server, each with its bill of materials (`make images`)
     installed.py    tries a wheel in an empty environment (`make test-installed`)
 """

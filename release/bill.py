@@ -1,4 +1,4 @@
-"""The bill of materials: the contents of a release, and its dependencies, as SPDX 2.3.
+"""Bills of materials as SPDX 2.3: of a release with its dependencies, and of images.
 
 Dependencies are listed with the bounds that the package declares, and without versions, which are
 chosen at installation. Vendored code is listed with its version and licence.
@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import tomllib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,38 +25,50 @@ _EXTRAS += ("ray", "remote")
 
 def write(source: Source, target: Path) -> Path:
     """Write the bill of materials of the files in a folder into that folder; return its path."""
-    root = _package("embstore", source.version, licence="Apache-2.0")
+    root = package("embstore", source.version, licence="Apache-2.0")
     vendored = (source.path / _UPLOT).read_text()[:200]
     match = _UPLOT_VERSION.search(vendored)
     assert match is not None, f"{_UPLOT} does not begin with its version"
-    uplot = _package("uPlot", match[1], licence="MIT", locator=f"pkg:npm/uplot@{match[1]}")
+    uplot = package("uPlot", match[1], licence="MIT", locator=f"pkg:npm/uplot@{match[1]}")
     files = [_artifact(path) for path in sorted(target.iterdir())]
     needed = dependencies(source)
     packages = {each["SPDXID"]: each for each in [root, uplot, *files]}
     relations = [("SPDXRef-DOCUMENT", "DESCRIBES", root), (root["SPDXID"], "CONTAINS", uplot)]
     relations += [(root["SPDXID"], "PACKAGE_OF", each) for each in files]
-    for package, extra in needed:
-        packages[package["SPDXID"]] = package
+    for needs, extra in needed:
+        packages[needs["SPDXID"]] = needs
         if extra:
-            relations.append((package["SPDXID"], "OPTIONAL_DEPENDENCY_OF", root))
+            relations.append((needs["SPDXID"], "OPTIONAL_DEPENDENCY_OF", root))
         else:
-            relations.append((root["SPDXID"], "DEPENDS_ON", package))
-    of = f"embstore-{source.version}"
-    document = {
+            relations.append((root["SPDXID"], "DEPENDS_ON", needs))
+    return document(source, target, f"embstore-{source.version}", packages.values(), relations)
+
+
+def document(
+    source: Source,
+    target: Path,
+    name: str,
+    packages: Iterable[dict[str, Any]],
+    relations: list[tuple[str, str, dict[str, Any]]],
+) -> Path:
+    """Write a bill of materials into a folder; return its path. A relation is (id of a package,
+    type, other package)."""
+    by_id = {one["SPDXID"]: one for one in packages}
+    content = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": of,
-        "documentNamespace": f"https://spdx.org/spdxdocs/{of}-{source.commit}",
+        "name": name,
+        "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{source.commit}",
         "creationInfo": {
             "created": f"{datetime.fromtimestamp(source.time_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
             "creators": ["Organization: embstore"],
         },
-        "packages": [packages[name] for name in sorted(packages)],
+        "packages": [by_id[one] for one in sorted(by_id)],
         "relationships": _sorted(relations),
     }
-    path = target / f"{of}.spdx.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path = target / f"{name}.spdx.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 
@@ -89,8 +102,9 @@ def _sorted(relations: list[tuple[str, str, dict[str, Any]]]) -> list[dict[str, 
     ]
 
 
-def _package(name: str, version: str, licence: str = _NONE, locator: str = "") -> dict[str, Any]:
-    package: dict[str, Any] = {
+def package(name: str, version: str, licence: str = _NONE, locator: str = "") -> dict[str, Any]:
+    """Return a package of a bill. `licence` is an SPDX expression, `locator` a package URL."""
+    described: dict[str, Any] = {
         "name": name,
         "SPDXID": f"SPDXRef-{re.sub(r'[^A-Za-z0-9.-]', '-', name)}",
         "downloadLocation": _NONE,
@@ -100,20 +114,20 @@ def _package(name: str, version: str, licence: str = _NONE, locator: str = "") -
         "copyrightText": _NONE,
     }
     if version:
-        package["versionInfo"] = version
+        described["versionInfo"] = version
     if locator:
         reference = {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl"}
-        package["externalRefs"] = [{**reference, "referenceLocator": locator}]
-    return package
+        described["externalRefs"] = [{**reference, "referenceLocator": locator}]
+    return described
 
 
 def _dependency(registry: str, name: str, comment: str) -> dict[str, Any]:
-    package = _package(name.replace("%40", "@"), "", locator=f"pkg:{registry}/{name}")
-    return package | {"comment": comment}
+    found = package(name.replace("%40", "@"), "", locator=f"pkg:{registry}/{name}")
+    return found | {"comment": comment}
 
 
 def _artifact(path: Path) -> dict[str, Any]:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     checksums = [{"algorithm": "SHA256", "checksumValue": digest}]
-    package = _package(path.name, "", licence="Apache-2.0")
-    return package | {"packageFileName": path.name, "checksums": checksums}
+    found = package(path.name, "", licence="Apache-2.0")
+    return found | {"packageFileName": path.name, "checksums": checksums}
