@@ -45,6 +45,7 @@ LIGHT = {
     "arrays",
     "bags",
     "checks",
+    "choices",
     "cluster_checkpoints",
     "commands",
     "config",
