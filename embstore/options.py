@@ -34,21 +34,23 @@ class StoreOptions:
     device : where rows are cached and computed: "cpu"; "cuda:N", GPU number N ("cuda": the first);
         "auto": the first GPU if there is one and CuPy is installed, else the CPU. The device does
         not change the bits of rows
-    cache_bytes : memory of the device for cached rows, their index and staging. A share, as "80%",
-        is of the host's memory, or of the GPU memory that is free and not reserved for calls
+    cache_bytes : memory of the device for cached rows, their index and staging. A share, such as
+        "80%", refers to the host's memory on a CPU, and on a GPU to the GPU memory that is free and
+        not reserved for calls
     host_cache_bytes : pinned memory of the host for level two of a GPU's cache: rows that left the
         GPU's memory. The GPU's kernels move rows between the two memories. The pinned memory is
         allocated as rows need it. None: a quarter of the host's free memory; 0: there is no level
         two, and a row that left the GPU's memory is read from storage when it is used again
     cache_split : how tables of several row layouts share a full cache: "measured", so that as few
         lookups as possible miss; or "demand", first come, first served
-    policy : which rows leave the cache first: "lru"; "lfu", which ages; or "rank", by the profile
-        that was imported
+    policy : which rows leave the cache first: "lru", the rows used longest ago; "lfu", the rows
+        used by the fewest calls, with counts that are halved from time to time; or "rank", the rows
+        with the lowest frequency in the imported profile
     warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows; this begins
         in the background once the store is open
     count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
-    checkpoints_keep : newest checkpoints that are kept per folder of labels; older checkpoints are
-        merged into the base. The label a/b is in the folder a
+    checkpoints_keep : number of newest checkpoints to keep in each folder of labels (a for label
+        a/b); older checkpoints are merged into the base
     durability : which commands survive a crash: "checkpoint", those before the last commit;
         "interval", all but the commands since the last sync of the command log (a write-ahead log
         of commands); "commands", every command that has returned
@@ -67,9 +69,9 @@ class StoreOptions:
         in level two of a GPU's cache, the bytes that storage writes in 30 seconds, as measured; for
         other rows, no ceiling
     read_only : share the directory with other readers; nothing can be written
-    threads : threads of the CPU device; with a GPU, threads that copy between host and device. The
-        same number of threads reads rows of files. None: one per core, at most 4 (CPU), 8 (GPU) or
-        16 (files)
+    threads : threads of the CPU device; with a GPU, threads that copy between host and device. As
+        many further threads read rows from files. None: one per core, but at most 4 for the CPU
+        device, 8 for copies to and from a GPU, and 16 for reading files
     limits : named bounds, see `embstore.config.Limits`; None: its defaults
     """
 

@@ -126,8 +126,8 @@ class Calls:
 
 
 class TracedCalls(Calls):
-    """Calls whose trace span is the span in which they are made, not a span of the pool's
-    threads."""
+    """Background calls that belong to the caller's trace span, and not to a span of the pool's
+    thread that executes them."""
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
         """Begin a call as `Calls.begin` does, within the current span of the caller."""

@@ -12,8 +12,8 @@ simulation that predicts hit rates read it. A new way to count is a new class in
 
 The module imports nothing large, because the command line reads the list to show its help.
 
-LFU ages: after `ageing_touches` touches per slot all counts are halved. So rows that were hot leave
-after a few halvings (a count of 1,000 is 0 after ten).
+Under LFU, counts age: after `ageing_touches` touches per slot all counts are halved. So rows that
+were hot leave after a few halvings (a count of 1,000 is 0 after ten).
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -35,8 +35,8 @@ _FREE_BYTES = 4
 """Bytes of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
 _BELOW_SHARE = 2
-"""The metadata of level two takes at most the budget that remains after one slab, divided by this
-number."""
+"""The metadata of level two takes at most 1/_BELOW_SHARE of the budget that remains after one
+slab."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ ROWS_LEAST = 1 << 20
 the last commit."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
-"""Least number of records for which a segment's index is written before the last piece."""
+"""If the current segment has more records than this, its index is written before the last piece of
+a commit."""
 _LOOK_S = 60.0
 """Seconds after which the thread checks whether the store is still referenced."""
 _PAUSE_S = 10.0

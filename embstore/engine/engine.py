@@ -266,8 +266,8 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Execute several lookups, which have the same `admit`, at once; return their results.
-        None: a row is not cached, so the lookups would wait. The caller has the engine."""
+        """Execute several lookups at once, and return their results. All lookups have the same
+        `admit`. None: a row is not cached, so the lookups would wait. The caller has the engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:

@@ -56,7 +56,8 @@ def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
 def lookup_resident(
     engine: "Engine", commands: Sequence[c.Lookup], outs: Sequence[Out]
 ) -> list[RowsRead] | None:
-    """Execute several lookups with the same `admit` at once, and return their rows.
+    """Execute several lookups at once, and return their rows. All lookups must have the same
+    `admit`.
 
     None: a row is not in the cache, so the lookups would wait for the disk. Several commands can
     read the same table.

@@ -177,7 +177,7 @@ class Scans:
     def _wanted(
         self, config: TableConfig, *, moved: bool
     ) -> Callable[[Keys], NDArray[np.bool_]] | None:
-        """Return the function that selects those keys of a table that a scan reads; None: the scan
+        """Return the function that selects the keys that a scan of a table reads; None: the scan
         reads all keys."""
         owns = self.owns
         if moved:

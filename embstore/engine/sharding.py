@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
-    """Make a store the shard `place`, or, if `place` is None, no shard. This must be called inside
-    a call of the store, or before the first call."""
+    """Make a store the shard that `place` describes; None: make it a store outside a cluster. This
+    function must be called inside a call of the store, or before the first call."""
     engine.shard = place
     engine.scans.owns = None if place is None else place.owns
     engine.tables.frame.pause("" if place is None else place.refusal)
@@ -57,7 +57,8 @@ def _place_of(engine: "Engine") -> ShardPlace:
 
 
 def check_version(engine: "Engine", version: int) -> None:
-    """Raise MovedError unless this shard's map splits commands as the map `version` does."""
+    """Raise MovedError if this shard's map splits commands differently from version `version` of
+    the cluster's map."""
     place = engine.shard
     if place is not None and not place.is_split_as(version):
         raise MovedError(
@@ -226,8 +227,8 @@ def barrier(engine: "Engine") -> Barrier:
 
 
 def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
-    """Raise InvalidArgumentError if one of `keys`, whose rows are moved to this shard, is in a
-    partition that this shard owns.
+    """Raise InvalidArgumentError if one of `keys` is in a partition that this shard owns already.
+    The rows of `keys` are to be moved to this shard.
 
     The caller has the engine.
     """

@@ -1,6 +1,6 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of an open store as one document: `Store.stats()`. The document is made as a call that
-has the engine.
+"""The stats of an open store as one document: `Store.stats()`. A call that has the engine makes the
+document.
 
 REST returns the same document, together with the server's own stats; metrics and `embstore stats`
 are made from this document. One pass over the slots of each level of a pool counts the resident and

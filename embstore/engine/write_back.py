@@ -193,8 +193,8 @@ class WriteBack:
         self.waited_s += monotonic() - began
 
     def write(self) -> int:
-        """Log one slice of dirty rows, which begins at the end of the last slice; return the number
-        of logged bytes.
+        """Log one slice of dirty rows, beginning where the last slice ended. Return the number of
+        logged bytes.
 
         Raises
         ------

@@ -49,8 +49,8 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 PIECE_ROWS = 1024
-"""Number of rows that are pinned at once. To pin them takes a few milliseconds of the engine if all
-must be read."""
+"""Number of rows that are pinned at once. If all of these rows must be read, pinning them takes a
+few milliseconds of the engine's time."""
 _HOT_QUARTERS = 3
 _LOOKED_AT = 16 * PIECE_ROWS
 _WANTED, _PINNED, _UNREADABLE = 0, 1, 2

@@ -224,8 +224,9 @@ def _checked_gradients(
 ) -> Mapping[str, c.StepGradients | KeptSums]:
     """Return the checked gradients of some tables, in announced order.
 
-    With several ranks, the result is kept until the other ranks' gradients arrive. Therefore it
-    contains copies of the caller's arrays, or sums that the device has computed from them.
+    With several ranks, the returned gradients are kept until the other ranks' gradients arrive.
+    Therefore they are copies of the caller's arrays, or sums that the device has computed from
+    these arrays.
     """
     given = {part.table: part for part in command.tables}
     unknown = sorted(command.options.learning_rates.keys() - session.tables.keys())
@@ -272,7 +273,7 @@ def _checked_gradients(
 
 
 def _kept(part: c.StepGradients, count: int) -> c.StepGradients:
-    """Return a copy of a rank's gradients, one per key, which is kept until the other ranks'
+    """Return a copy of a rank's gradients, one per key. The copy is kept until the other ranks'
     gradients arrive."""
     if part.inverse is not None:
         return summed_part(part, count)

@@ -26,11 +26,11 @@ multiple of the reads of Belady's choice at each step's turn, it was 1.00 to 1.0
 steps ahead, 1.00 to 1.06 under `rank`; 1.18 without the second limit if two steps hardly fit; 1.7
 without the first limit in a loop.
 
-The rows of a step are not ranked if no row is about to leave the pool: no row has ever left it, and
-either all rows of the step are in it, or it has room for all announced rows. The **rank** of a row
-is the time of its next use, counted in finished steps of all sessions, so that the ranks of rows of
-different sessions are comparable. A call that touches a ranked row gives it the score of a row that
-was just used, until the step that uses the row ends.
+The rows of a step are not ranked if no row is about to leave the pool. This is so if no row has
+ever left the pool, and if the pool contains all rows of the step, or has room for all announced
+rows. The **rank** of a row is the time of its next use, counted in finished steps of all sessions,
+so that the ranks of rows of different sessions are comparable. A call that touches a ranked row
+gives it the score of a row that was just used, until the step that uses the row ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator

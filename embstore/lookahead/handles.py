@@ -1,4 +1,4 @@
-"""Handles of commands about a step, which wait for its rows or for the other ranks.
+"""Handles of commands about a step. A handle waits for the step's rows or for the other ranks.
 
 A handle never blocks. `poll` returns the state of the handle, on any thread, and raises the error
 that ends the wait. A waiting thread or event loop polls again when the planner has notified it of a

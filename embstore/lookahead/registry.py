@@ -191,7 +191,8 @@ class Registry:
             rank.calls[process] = rank.calls.get(process, 0) + 1
 
     def process_ended(self, process: int) -> None:
-        """End the sessions of ranks for which only this process, which has ended, made calls."""
+        """After `process` has ended, end the session of each rank for which no other live process
+        has made calls. If `process` made only one call for a rank, the rank's session goes on."""
         for session in list(self.sessions.values()):
             for rank in session.joined_ranks:
                 if rank.calls.pop(process, 0) <= 1 or rank.calls:

@@ -301,7 +301,7 @@ class Session:
         return step
 
     def remembered(self, number: int, verb: Verb) -> AcknowledgedUpdate | None:
-        """Return the outcome of a step that `verb` finished, None if it is not remembered.
+        """Return the outcome of a step that `verb` finished; None: the outcome is not remembered.
 
         Raises
         ------

@@ -71,7 +71,7 @@ class Sessions:
         Raises
         ------
         SessionExpiredError : no session of this name is open.
-        TableHeldError : another client, whose lease has not run out, has the rank.
+        TableHeldError : another client has the rank, and its lease has not run out.
         InvalidArgumentError : the session has no such rank.
         """
         with self._planner.changed:
@@ -89,9 +89,9 @@ class Sessions:
             self._registry.used_by(member, process)
 
     def process_ended(self, process: int) -> None:
-        """End the session of each member for which `process`, which has ended, was the last process
-        that made calls. If it made only one call for a member, it does not end the session of this
-        member."""
+        """After `process` has ended, end the session of each member for which no other live process
+        has made calls. If `process` made only one call for a member, the member's session goes
+        on."""
         with self._planner.changed:
             self._registry.process_ended(process)
 

@@ -150,8 +150,8 @@ class Part:
         return self._batch
 
     def look(self) -> Batch:
-        """Return the batch of all keys, for one call. The keys' slots have been found, and the host
-        has waited for the result."""
+        """Return the batch of all keys, for one call. The slots of the keys are known when the
+        method returns: the host waits for the device."""
         batch, finder = self.pool.device.keys.again(self.batch()), self.pool.finder
         pins = self.pins
         finder.look(batch, pins.slots if pins is not None and pins.have_arrived else None)
@@ -300,8 +300,7 @@ class RankShare:
         ]
 
     def accessed(self) -> list[Share]:
-        """Return the rows that this share uses, as shares of tables in which each key occurs
-        once."""
+        """Return the rows that this share uses, as one `Share` per table. Each key occurs once."""
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
     def keys_with_gradients(self, part: StepGradients | KeptSums) -> Keys:

@@ -83,7 +83,8 @@ class Appender:
         slots: NDArray[np.int64],
         buffer: NDArray[np.uint64],
     ) -> Callable[[], None]:
-        """Pack and index the records of rows; return the function that writes them."""
+        """Pack and index the records of rows; return the function that writes the packed
+        records."""
         records = buffer[: len(keys)]
 
         def work(low: int, high: int) -> None:

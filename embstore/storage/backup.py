@@ -281,8 +281,8 @@ def _locked(target: Files) -> Iterator[None]:
 
 
 def check_empty(target: Files) -> None:
-    """Raise InvalidArgumentError unless a directory is empty, does not exist, or contains only what
-    an interrupted restore has left."""
+    """Raise InvalidArgumentError if a directory contains anything except leftovers of an
+    interrupted restore. The directory need not exist."""
     names = set(target.list("")) - {LOCK, "lost+found"}
     if names and (_BEGUN not in names or IDENTITY in names):
         raise InvalidArgumentError(

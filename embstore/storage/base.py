@@ -121,8 +121,8 @@ def list_keys(
     containers: Int64sIn,
     found: Int64s,  # written: the keys of each run, block by block
 ) -> int:
-    """Write the row keys that are in some blocks, a key once per run that has it; return how many
-    were written."""
+    """Write the row keys in some blocks, and return how many were written. A key is written once
+    for each run that has it."""
     count = 0
     for block in blocks:
         for run in range(cuts.shape[0] - 1):
@@ -154,8 +154,8 @@ Arrays = tuple[Keys, Keys, Keys, Keys, Keys, Keys, NDArray[np.uint64]]
 
 
 def arrays_of(runs: Sequence[Run]) -> Arrays:
-    """Return the arrays by which `locate` finds the rows of some runs, given oldest first. The
-    arrays are valid while the runs' files are mapped."""
+    """Return the arrays by which `locate` finds the rows of some runs. The runs are given oldest
+    first. The arrays are valid while the runs' files are mapped."""
     parts = [part for run in reversed(runs) for part in run]
     sizes = [len(run) for run in reversed(runs)]
     indexes = [part.file.index for part in parts]
@@ -224,7 +224,7 @@ class Base:
         self.arrays = arrays_of(runs)
 
     def blocks(self, table_id: int, shift: int) -> Keys:
-        """Return the blocks (row key >> shift) in which a table has a row, ascending."""
+        """Return, in ascending order, the blocks (row key >> shift) in which a table has a row."""
         first, end = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
         found = [np.empty(0, np.int64)]
         for part in (part for run in self.runs for part in run):
@@ -235,7 +235,8 @@ class Base:
         return np.unique(np.concatenate(found))
 
     def keys_in(self, blocks: Keys, shift: int) -> Keys:
-        """Return the row keys in ascending blocks (row key >> shift, at most 15), ascending."""
+        """Return, in ascending order, the row keys in some blocks (row key >> shift, at most 15).
+        The blocks are given in ascending order."""
         found = np.empty(len(self.runs) * len(blocks) << shift, np.int64)
         keys: Keys = found[: list_keys(blocks, shift, *self.arrays[:6], found)]
         return np.unique(keys) if len(self.runs) > 1 else keys

@@ -177,8 +177,9 @@ class Catalogue:
         return sum(entry.bytes for entry in entries)
 
     def restored(self, checkpoint: KeptState, command: int, lives: Lives) -> "Catalogue":
-        """Return the catalogue after a restore: its head is a kept checkpoint, but with `command`
-        and `lives`, and the rows of all tables count as changed by the restore."""
+        """Return the catalogue after a restore. Its head is a kept checkpoint with two changes: the
+        head has `command` and `lives`, and the rows of all tables count as changed by the
+        restore."""
         state = checkpoint.state
         commit, tables = state.commit, (replace(one, written=command) for one in state.tables)
         return replace(
@@ -265,14 +266,15 @@ def decode(content: bytes, path: str = PATH) -> Catalogue:
 
 
 def paths(catalogue: Catalogue) -> dict[str, int]:
-    """Return the bytes of each file of log, base and ids that a catalogue names, by path."""
+    """Return, by path, the size in bytes of each file of log, base and ids that a catalogue
+    names."""
     found = {segment.path: segment.bytes for segment in catalogue.segments}
     found |= {part.path: part.bytes for run in catalogue.runs for part in run}
     return found | {entry.path: entry.bytes for entry in catalogue.ids}
 
 
 def unnamed(catalogue: Catalogue, found: Iterable[str]) -> list[str]:
-    """Return those paths of `found`, files of log, base and ids, that the catalogue does not
-    name."""
+    """Return the paths in `found` that the catalogue does not name. `found` contains paths of files
+    of log, base and ids."""
     named = paths(catalogue)
     return [path for path in found if path not in named]

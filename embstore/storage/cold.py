@@ -53,7 +53,7 @@ def will_need(
     addresses: Uint64sIn,  # (n,) ascending
     size: Int,  # bytes at each address
 ) -> None:
-    """Request the pages of every address, neighbouring pages at once; skip addresses of 0."""
+    """Request the pages of every address except 0; neighbouring pages are requested together."""
     begin = end = np.uint64(0)
     for place in addresses:
         if place == np.uint64(0):

@@ -183,7 +183,8 @@ class Contents:
         )
 
     def use_runs(self, runs: tuple[Run, ...]) -> None:
-        """Make opened runs, which the catalogue names, the current runs; remove all other runs."""
+        """Make opened runs the current runs, and remove all other runs. The catalogue names the
+        opened runs."""
         before = {part.entry.path: part.file.map for run in self.base.runs for part in run}
         self.base.use(runs)
         gone = before.keys() - {part.entry.path for run in runs for part in run}

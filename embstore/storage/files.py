@@ -124,8 +124,8 @@ class File:
 
 
 class Lock:
-    """Locks of a file and its directory, which end when the process that took them closes them,
-    even if a forked child still has them open."""
+    """Locks of a file and its directory. They end when the process that took them closes them, even
+    if a forked child still has them open."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []

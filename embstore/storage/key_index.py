@@ -153,7 +153,8 @@ def decode(
     offsets: Uint64s,  # written: the offset in the file of each key's record
     sizes: Int64s,  # written: the bytes of each key's record
 ) -> None:
-    """Write the keys of some groups, ascending, and the offsets and bytes of their records."""
+    """Write, in ascending order, the keys of some groups, and the offsets and bytes of their
+    records."""
     at = 0
     for g in range(low, high):
         first, count, container = (
@@ -191,7 +192,7 @@ def find_offsets(
     keys: Int64sIn,  # (n,)
     offsets: Int64s,  # (n,)
 ) -> None:
-    """For each of `keys`, write the offset of the first record whose key is not smaller."""
+    """For each of `keys`, write the offset of the first record with an equal or larger key."""
     groups = directory.shape[0]
     for i in range(keys.shape[0]):
         group = keys[i] >> GROUP_BITS
@@ -258,14 +259,14 @@ class KeyIndex:
         )
 
     def offsets_of(self, keys: Keys) -> NDArray[np.int64]:
-        """For each of `keys`, return the offset of the first record whose key is not smaller."""
+        """For each of `keys`, return the offset of the first record with an equal or larger key."""
         offsets = np.empty(len(keys), np.int64)
         find_offsets(self.directory, address(self.containers), self.end, keys, offsets)
         return offsets
 
     def between(self, low: int, high: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), ascending, and the offsets and bytes of their
-        records."""
+        """Return, in ascending order, the row keys in [low, high), and the offsets and bytes of
+        their records."""
         groups = self.directory[:, _GROUP]
         first, last = np.searchsorted(groups, [low >> GROUP_BITS, -(-high >> GROUP_BITS)]).tolist()
         count = int(self.directory[first:last, _COUNT].sum())

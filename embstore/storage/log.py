@@ -2,9 +2,8 @@
 
 A dirty row that leaves the cache is appended to the current segment and indexed; a row that is not
 in the cache is found through the index. Segments are ordered, and only the latest record of a key
-is valid.
-Each segment has a **place**, a small number that is part of the positions of its records. A place
-is reused only when no index entry and no merge can refer to it.
+is valid. Each segment has a **place**, a small number that is part of the positions of its records.
+A place is reused only when no index entry and no merge can refer to it.
 
 `live` counts, per place, the records to which the index points. These counts are exact for the
 state in memory. A kept checkpoint may need a record that a newer record in memory has superseded.
@@ -29,7 +28,7 @@ from embstore.storage.row_index import PLACE_BITS, RowIndex
 from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
 SLICE_KEYS = 1 << 15
-"""Number of index entries that one slice of a merge's installation handles."""
+"""A finished merge is installed in slices; each slice handles this number of index entries."""
 
 _NOTHING = nullcontext()
 
@@ -158,8 +157,8 @@ class Log:
         self._writer.reserve(records, record_bytes)
 
     def place(self, keys: Keys, record_bytes: int) -> Callable[[NDArray[np.uint64]], None]:
-        """Index the next records, whose keys are unique; return the function that writes the packed
-        records to their offset.
+        """Index the next records, and return the function that writes the packed records to their
+        offset. The keys must be unique.
 
         `reserve` must have been called. Any thread can write the records, but they must be written
         before the next read.

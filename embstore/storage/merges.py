@@ -12,10 +12,10 @@ reads files that never change, and writes files that no catalogue names yet.
 Installing makes the result current in two steps. First, if the merge replaces committed files, a
 new catalogue is renamed into place. Second, the index entries *that still point to the old records*
 are changed; entries that changed meanwhile are newer, and stay. The entries are changed in slices,
-one slice per `poll`. An entry that is not yet changed leads to the old record, which has the same
-content as the new record, and exists until all entries are changed. A commit completes a running
-installation first. After a crash at any point the catalogue names either the old files or the new
-ones. The next opening removes unnamed files, and the merge is done again.
+one slice per `poll`. An entry that is not yet changed leads to the old record. The old record has
+the same content as the new record, and exists until all entries are changed. A commit completes a
+running installation first. After a crash at any point the catalogue names either the old files or
+the new ones. The next opening removes unnamed files, and the merge is done again.
 
 A merge that fails has changed nothing, and its failure is reported in the stats. A merge that
 failed for lack of space is tried again after the next commit. After any other failure no more

@@ -96,7 +96,8 @@ def pack(
 
 
 _AHEAD_BYTES = 4096
-"""Number of bytes of records that are prefetched: about as many as a core can have in flight."""
+"""Number of bytes of records that are prefetched. A core can have about this number of bytes in
+flight."""
 
 
 @building_block

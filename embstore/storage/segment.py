@@ -263,7 +263,8 @@ def places_of(
 
 
 def newest_in(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
-    """Return the keys in some segments, ascending, and the position of each key's newest record."""
+    """Return, in ascending order, the keys in some segments, and the position of each key's newest
+    record."""
     parts = [segment.keys_and_positions() for segment in segments]
     keys = np.concatenate([k for k, _ in parts])
     positions = np.concatenate([p for _, p in parts])
@@ -274,8 +275,8 @@ def newest_in(segments: list[Segment]) -> tuple[Keys, NDArray[np.int64]]:
 
 
 def first_of(segments: list[Segment], size: int) -> list[Segment]:
-    """Return the first segments, as many as together have at most `size` bytes, but at least one
-    segment."""
+    """Return segments from the first one on, until the next one would make more than `size` bytes
+    in all. At least one segment is returned."""
     total = 0
     chosen: list[Segment] = []
     for segment in segments:

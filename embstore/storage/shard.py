@@ -123,7 +123,8 @@ class ShardPlace:
             )
 
     def is_split_as(self, version: int) -> bool:
-        """Return whether version `version` of the map splits commands as the present map does."""
+        """Return whether version `version` of the map splits commands in the same way as the
+        present map."""
         return (self.since or self.shard_map.version) <= version <= self.shard_map.version
 
     def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":

@@ -110,7 +110,7 @@ class Snapshot:
         return count, deleted
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Locate the first rows, at most `count`, whose key (or row number) is at least `low`.
+        """Locate at most `count` rows: the first rows whose key (or row number) is at least `low`.
         `keys_of` returns the keys of these rows."""
         found = self._from(low, count, are_deleted=False)
         return Located(
@@ -118,7 +118,7 @@ class Snapshot:
         )
 
     def deleted_from(self, low: int, count: int) -> Keys:
-        """Return row keys from `low` on, at most `count`, whose rows were deleted since the other
+        """Return at most `count` row keys, from `low` on, whose rows were deleted since the other
         commit."""
         return self._from(low, count, are_deleted=True).keys
 

@@ -55,7 +55,8 @@ class SparseRows:
         return self._rows.locate(self._row_keys(ids))
 
     def prefetch(self, ids: Keys, record_bytes: int) -> None:
-        """Request the rows of a large call, which will be read in pieces, from the disk."""
+        """Ask the disk in advance for the rows of a large call. The call reads them in pieces
+        later."""
         self._rows.prefetch(self._row_keys(ids), record_bytes)
 
     def has(self, ids: Keys) -> NDArray[np.bool_]:

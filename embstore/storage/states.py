@@ -129,7 +129,7 @@ def _place_row(name: str, place: Place, old: Place | None) -> list[Any]:
 
 
 def changed(before: State, found: dict[str, Any]) -> State:
-    """Return the state that results from the state `before` by the changes `found`.
+    """Apply the changes `found` to the state `before`, and return the state that results.
 
     Raises KeyError, TypeError, ValueError, EmbstoreError: the changes do not make a valid state.
     """

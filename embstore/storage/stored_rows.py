@@ -142,11 +142,12 @@ class StoredRows:
         self.bytes_read += int(np.count_nonzero(located.found)) * record_bytes
 
     def prefetch(self, keys: Keys, record_bytes: int) -> None:
-        """Request the rows of a large call, which will be read in pieces, from the disk."""
+        """Ask the disk in advance for the rows of a large call. The call reads them in pieces
+        later."""
         prefetch_cold_pages(self.locate(keys).addresses, record_bytes)
 
     def ask(self, located: Located, rows: Rows) -> None:
-        """Request located rows, which will be read into `rows`, from the disk. Any thread."""
+        """Ask the disk in advance for located rows. They will be read into `rows`. Any thread."""
         prefetch_cold_pages(located.addresses, record_bytes_of(rows))
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
@@ -171,8 +172,8 @@ class StoredRows:
         rows: NDArray[np.uint64] = _NO_ROWS,
         moved_bytes: int = _LOCATED_BYTES,
     ) -> tuple[NDArray[np.uint64], Sequence[int]]:
-        """Find rows, and read them if `rows` is given, in all threads. Return the addresses, and
-        for each range the first index whose record is wrong, or -1."""
+        """Find rows, using all threads; read the rows, too, if `rows` is given. Return the
+        addresses, and for each range the first index whose record is wrong, or -1."""
         addresses = np.empty(len(keys), np.uint64)
         where = (*self._contents.log.arrays, *self._contents.base.arrays)
         read_range = partial(read, *where, keys, addresses, found, rows)
@@ -204,15 +205,15 @@ class StoredKeys:
         self._base = base
 
     def logged(self) -> Keys:
-        """Return the row keys that the log had, ascending, tombstones included."""
+        """Return, in ascending order, the row keys that the log had, tombstones included."""
         low, high = self._table_id << KEY_BITS, (self._table_id + 1) << KEY_BITS
         return np.sort(np.concatenate([k[(k >= low) & (k < high)] for k in self._logged]))
 
     def blocks_in_base(self, shift: int) -> Keys:
-        """Return the blocks (row key >> shift) that have a row in the base, ascending."""
+        """Return, in ascending order, the blocks (row key >> shift) that have a row in the base."""
         return self._base.blocks(self._table_id, shift)
 
     def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
-        """Return the row keys that the base had in some blocks, ascending, tombstones included. The
-        blocks are given in ascending order."""
+        """Return, in ascending order, the row keys that the base had in some blocks, tombstones
+        included. The blocks are given in ascending order."""
         return self._base.keys_in(blocks, shift)

@@ -147,7 +147,8 @@ def verify_files(
 
 
 def entries_of(*catalogues: Catalogue) -> list[Entry]:
-    """Return an entry for each file that catalogues of one store name, each file once."""
+    """Return one entry for each file that any of the catalogues names. All catalogues are of one
+    store."""
     by_path: dict[str, Entry] = {}
     for catalogue in catalogues:
         parts = [part for run in catalogue.runs for part in run]
@@ -336,7 +337,7 @@ def _tables_within(entry: RowsEntry, names: dict[int, str]) -> list[int]:
 
 
 def _visible(files: Files, keys: Keys, entry: RowsEntry, newer: Sequence[RowsEntry]) -> Keys:
-    """Return those of `keys`, which are row keys of a file, that no newer file contains."""
+    """Return the keys that no newer file contains. `keys` are row keys of a file."""
     keys = _within(keys, entry)
     for other in newer:
         if not len(keys):

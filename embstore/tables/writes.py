@@ -268,8 +268,8 @@ def _deleted(
 
 
 def put_rows(puts: Sequence[Put], session: str = "") -> None:
-    """Set weights and state of each key, and add to t (rule 7). If a key repeats, its last row
-    counts.
+    """Set weights and state of each key, and add `Put.add_t` to the table's t (rule 7). If a key
+    repeats, its last row counts.
 
     All tables are changed, or no table. `session` is the name of the writer's session, "" if there
     is none.

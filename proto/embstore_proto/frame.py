@@ -194,7 +194,7 @@ class Blank:
 
     gRPC accepts a message as one bytes object. Joining it from arrays copies everything, which for
     several MiB costs as much as a lookup. Therefore the bytes object is made first, without
-    content; C's interface of bytes objects allows writing until other code sees the object.
+    content; Python's C API permits writing into a bytes object until other code has seen it.
     `arrays` are views into the object. The header is written last, into room reserved in front of
     the arrays; the rest of that room becomes padding.
 

@@ -101,7 +101,7 @@ def frame_of(kind: Kind, *parts: bytes, small: int = 0) -> bytes:
 
 
 def head_of(data: bytes | bytearray) -> tuple[int, int, int]:
-    """Return (bytes of the body, kind, small number) of a frame's head."""
+    """Return what a frame's head contains: the bytes of the body, the kind, and a small integer."""
     return _HEAD.unpack_from(data)
 
 

@@ -49,8 +49,8 @@ Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
 
 class StoreBacked:
-    """Tables of a store, the place (the last finished step) of the session that trains them, and
-    the checkpoints of both."""
+    """Tables of a store, and the place (the last finished step) of the session that trains them;
+    each checkpoint contains the tables and the place."""
 
     tables: Mapping[str, Any]
     """The tables by name, each as the first entry of that table describes it."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _LEASE_MS = 30_000
-"""The longest time in ms that a shard stays paused after the client that paused it has died."""
+"""If the client that paused a shard dies, the shard stays paused for at most this time, in ms."""
 
 
 def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpoint:

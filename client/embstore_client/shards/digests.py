@@ -126,8 +126,8 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """Return the next rows in key order: each shard is asked for `rows` rows, and the rows with the
-    lowest keys of all these rows are returned."""
+    """Return the next rows in key order. Each shard is asked for `rows` rows; of the rows of all
+    shards, the ones with the lowest keys are returned."""
     is_sparse = router.shared.scans.get(command.scan)
     if is_sparse is None:  # the scan was opened by another client
         is_sparse = router.tables.find(command.table, None).config.is_sparse

@@ -74,8 +74,7 @@ def _only(part: c.TableGradients, key: Any) -> c.TableGradients:
 
 
 def not_a_number(part: c.TableGradients, dim: int) -> c.TableGradients:
-    """Return a gradient of NaN for one key of a table, because of which every shard skips the
-    update."""
+    """Return a gradient of NaN for one key of a table. It makes every shard skip the update."""
     return c.TableGradients(
         part.table, part.table_id, np.zeros(1, np.int64), np.full((1, dim), np.nan, np.float32)
     )

@@ -75,7 +75,7 @@ def _splits(
     keys: Mapping[str, Keys],
     rename: Mapping[str, str] | None = None,
 ) -> dict[str, Split]:
-    """Return which keys each shard owns, by the profile's name of the table."""
+    """Return, for each table name in the profile, which of the table's keys each shard owns."""
     names = rename or {}
     try:
         return {
@@ -87,8 +87,8 @@ def _splits(
 
 
 def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | None:
-    """Return the hot set, whose rows are pinned on the shards that own them; None: there is no hot
-    set."""
+    """Return the hot set; None: there is no hot set. Its rows are pinned on the shards that own
+    them."""
     found = [one for one in router.all(command, call) if one is not None]
     if not found:
         return None

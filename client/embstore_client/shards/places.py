@@ -43,7 +43,7 @@ class Place:
     """Whether the rank has to join again, or has joined again, as another member."""
 
     def behind(self, shards: int, step: int) -> list[int]:
-        """Return the shards that, as far as this router knows, have not finished a step."""
+        """Return the shards that have not finished a step, as far as this router knows."""
         return [s for s in range(shards) if not self.joined_at or self.joined_at[s] < step]
 
 
@@ -81,7 +81,7 @@ class Places:
             )
 
     def of(self, member: str) -> Place:
-        """Return the facts about a member; empty facts if another client has joined the member."""
+        """Return the facts about a member; empty facts if there is no record of the member."""
         with self._lock:
             return self._of(member)
 

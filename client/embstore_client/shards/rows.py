@@ -32,7 +32,7 @@ Handler = Callable[["Router", C, "Call"], R]
 
 def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
     """Check the size of a command, and pass it to a handler with the ids of its tables. If a name
-    in the command belongs to another table by now, do both once more."""
+    in the command belongs to another table by now, check the command and pass it on once more."""
 
     @wraps(handler)
     def handle(router: Router, command: C, call: Call) -> R:
@@ -149,7 +149,8 @@ def update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
 
 @_of_named
 def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> AcknowledgedUpdate:
-    """Apply one update by gradients of bags, which are spread to the occurrences of keys."""
+    """Apply one update by gradients of bags. The gradient of a bag is spread to the occurrences of
+    keys in the bag."""
     tables = []
     for part in (_of_width(router, given) for given in command.tables):
         bags = part.bags

@@ -18,7 +18,8 @@ Positions = NDArray[Any]
 
 
 def taken(rows: NDArray[Any], own: Positions) -> NDArray[Any]:
-    """Return a copy of the rows at some positions: `rows[own]`, in two thirds of the time."""
+    """Return `rows[own]`, a copy of the rows at some positions. This takes two thirds of the time
+    that NumPy's indexing takes."""
     return rows.take(own, axis=0)
 
 
@@ -39,7 +40,7 @@ class Split:
         return int(self._starts[shard + 1] - self._starts[shard])
 
     def of(self, shard: int) -> Positions:
-        """Return the positions of the keys that a shard owns, ascending."""
+        """Return, in ascending order, the positions of the keys that a shard owns."""
         return self._order[self._starts[shard] : self._starts[shard + 1]]
 
     def within(self, positions: Positions, shard: int) -> tuple[Positions, NDArray[np.uint32]]:

@@ -35,8 +35,8 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
 
 
 def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]:
-    """Return the stats of a table, or of the store: sums and, as "shards", the stats of each
-    shard."""
+    """Return the stats of a table, or of the store, as sums over the shards. The field "shards"
+    contains the stats of each shard."""
     found = router.all(command, call)
     whole = stats.merged(found, command.table)
     return whole if command.table else whole | {"shards": found}

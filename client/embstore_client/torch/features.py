@@ -272,8 +272,8 @@ def _arguments(ids: Any, *rest: Any) -> tuple[Any, ...]:
 
 
 def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
-    """Return the range of ids of each feature, and where the feature's bags begin in this range, on
-    the host."""
+    """Return for each feature the range of its ids, and a host array of the positions in this range
+    at which the feature's bags begin."""
     strides = None
     if callable(getattr(jagged, "stride_per_key", None)):
         strides = tuple(jagged.stride_per_key())

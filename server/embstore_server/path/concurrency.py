@@ -50,8 +50,8 @@ class ConcurrencyLimiter:
         return 0 if turns is None else turns.waiting
 
     async def enter(self, client: str) -> "Place":
-        """Wait until the client can run one more call; return the call's place, which
-        `Place.leave`, or the end of the place's block, releases."""
+        """Wait until the client can run one more call, and return the place of this call.
+        `Place.leave` releases the place; so does the end of the place's `with` block."""
         if self._latest[0] != client:
             self._latest_other = self._latest
         self._latest = client, self._now()

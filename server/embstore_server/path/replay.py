@@ -301,7 +301,7 @@ def _nothing(_: Engine) -> None:
 
 
 def check_epoch(origin: Origin, epoch: int) -> None:
-    """Refuse a call whose sender expects another epoch than the store's. Any thread."""
+    """Refuse a call if its sender expects a different epoch from the store's epoch. Any thread."""
     if origin.epoch and origin.epoch != epoch:
         raise OutcomeUnknownError(
             f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "

@@ -270,7 +270,8 @@ class Following:
             raise
 
     async def _to_its_end(self, work: Awaitable[Any]) -> Any:
-        """Return the result of `work`, which runs to its end even if following stops."""
+        """Return the result of `work`, which runs to its end even if the standby stops following
+        its leader."""
         self._work = asyncio.ensure_future(work)
         result = await asyncio.shield(self._work)
         self._work = None

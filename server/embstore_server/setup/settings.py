@@ -175,8 +175,8 @@ class Settings:
     # Trainers on the same host find the socket by themselves.
     socket: str | None = _network(
         kinds.SOCKET,
-        "Unix socket for shared memory with trainers of the same user on this host. Default: the "
-        "file named socket in the data directory; with --read-only there is no socket.",
+        "Unix socket for shared memory with trainers of the same user on this host. None: the file "
+        "named socket in the data directory; with --read-only there is no socket.",
         None,
     )
     # Other machines can use a name of this machine only if the name contains a dot.
@@ -216,7 +216,7 @@ class Settings:
         False,
     )
     insecure: bool = _access(
-        kinds.SWITCH, "Serve addresses other than loopback without TLS, or without tokens.", False
+        kinds.SWITCH, "Allow addresses other than loopback without TLS, or without tokens.", False
     )
     follow: str = _replication(
         kinds.ADDRESS_OR_OFF,
@@ -258,8 +258,8 @@ class Settings:
     # Even the slowest network takes less time.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "Longest time to set up a connection; then the connection is closed. By REST, the time "
-        "to send the head of a request.",
+        "Longest time to set up a connection; a connection that takes longer is closed. On the "
+        "REST port, this is the longest time to send the head of a request.",
         10.0,
     )
     # One megabyte takes eight seconds at a megabit per second.

@@ -192,7 +192,7 @@ class Connection:
             self.close()
 
     async def _frame(self) -> tuple[int, int, bytes]:
-        """Return kind, small number and body of the next frame."""
+        """Return the next frame's kind, the small integer in its head, and its body."""
         received = self._received
         self.idle_since = monotonic()
         while True:
