@@ -227,7 +227,8 @@ def restoring(
 
     Parameters
     ----------
-    label : label of the backup; None: the backup of the highest command number
+    label : label of the backup; None: the newest backup, which has the highest command number of
+        the latest epoch
     store_id : id of the new store; None: the id in the backup
     progress : called with the bytes done so far and the total
 
@@ -348,7 +349,7 @@ def _remove_all(target: Files) -> None:
 def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:
     found = backups_in(source)
     if label is None and found:
-        return max(found.items(), key=lambda backup: backup[1].head.command)
+        return max(found.items(), key=lambda backup: newest_last(backup[1]))
     if label is None or label not in found:
         if not found:
             raise CheckpointNotFoundError(
@@ -358,6 +359,12 @@ def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:
         there = ", ".join(map(repr, sorted(found)))
         raise CheckpointNotFoundError(f"expected a backup of label {label!r}, found: {there}")
     return label, found[label]
+
+
+def newest_last(backup: Catalogue) -> tuple[int, int]:
+    """Return the key by which backups are sorted. Commands of a history that a restore has given up
+    do not count, whatever their numbers: the restored store has a later epoch."""
+    return backup.epoch, backup.head.command
 
 
 def backups_in(source: Destination) -> dict[str, Catalogue]:

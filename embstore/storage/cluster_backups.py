@@ -17,7 +17,14 @@ from pathlib import Path
 from embstore.cluster_checkpoints import identity_of
 from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 from embstore.sharding import ShardMap
-from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restoring
+from embstore.storage.backup import (
+    Progress,
+    backups_in,
+    check_empty,
+    newest_last,
+    place_of,
+    restoring,
+)
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.destinations import Destination, open_destination
 from embstore.storage.files import Files
@@ -45,8 +52,7 @@ def restore_cluster(
     ----------
     source : path or URL that contains the folders of the shards
     target : directory in which `shard-N` is made for each shard
-    label : label of the backups; None: the label of the highest command number among the labels
-        that all shards have
+    label : label of the backups; None: the newest label among the labels that all shards have
     store_id : a function, called once per shard, that returns the id of the shard's store; None:
         the id in the backup
     progress : called per shard, with the bytes done so far and the total
@@ -111,7 +117,7 @@ def _label(
 
     common = {name for name in counts if not lacking(name)}
     if label is None and common:
-        return max(common, key=lambda name: of_shards[0][name].head.command)
+        return max(common, key=lambda name: newest_last(of_shards[0][name]))
     if label is None or label not in common:
         wanted, count = "", len(of_shards)
         if label is not None:

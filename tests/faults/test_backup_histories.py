@@ -39,6 +39,18 @@ def value_of(source, path, label):
         return store.table("items").lookup([BAD])[0, 0]
 
 
+def test_the_newest_backup_is_one_of_the_last_history(first, tmp_path):
+    """A store that was restored to an older label has fewer commands, and a later epoch."""
+    with train(first, 1.0) as store:
+        for _ in range(9):
+            store.table("items").assign([0], np.ones((1, 16), np.float32))
+        given_up = store.backup(str(tmp_path / "to"))
+    restored(tmp_path / "to", tmp_path / "again", "first")
+    with train(tmp_path / "again", 2.0) as store:
+        assert store.backup(str(tmp_path / "to")).command < given_up.command
+    assert value_of(tmp_path / "to", tmp_path / "newest", None) == 2.0
+
+
 @pytest.fixture
 def first(tmp_path):
     """A store that was backed up as "first", and is closed; its path."""

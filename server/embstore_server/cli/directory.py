@@ -73,7 +73,7 @@ def restore_from(
     data: _Directory,
     *,
     label: Annotated[
-        str | None, flag("Of the backup. Default: that of the highest command number.", "LABEL")
+        str | None, flag("Of the backup. Default: that of the newest backup.", "LABEL")
     ] = None,
     new_id: Annotated[
         bool, flag("Give the store another id: it is to be another one.", None, "--new-id")
