@@ -28,6 +28,7 @@ from embstore.errors import CorruptTableError, StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
+from embstore.storage import markers
 from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, Entry, PartEntry, SegmentEntry
 from embstore.storage.checking import UNUSABLE, FileCheck, FileReport, RowsEntry, keys_in
@@ -94,9 +95,15 @@ class Verification:
 
 
 def _below(files: Files) -> str:
-    """Return a hint that names the stores in the folders of a directory; "" if there are none."""
-    found = [name for name in files.list("") if files.exists(f"{name}/{IDENTITY}")]
-    return f"; stores are in its folders {', '.join(found[:_NAMED])}" if found else ""
+    """Return a hint that names the folders of a directory that contain a store, or backups of a
+    store; "" if there are none."""
+    marks = IDENTITY, markers.PATH
+    found = [
+        name for name in files.list("") if any(files.exists(f"{name}/{mark}") for mark in marks)
+    ]
+    if not found:
+        return ""
+    return f"; verify its folders, one by one: {', '.join(sorted(found)[:_NAMED])}"
 
 
 def verify(files: Files, note: Note, progress: Progress) -> Verification:

@@ -258,7 +258,7 @@ def test_the_command_says_it_and_ends_with_1(made, tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert len(document["problems"]) == 1
     assert main(["verify", str(tmp_path / "none")]) == 1
-    assert "stores are" not in capsys.readouterr().err
+    assert "verify its folders" not in capsys.readouterr().err
     assert main(["verify", str(tmp_path)]) == 1
     assert "found none in" in (said := capsys.readouterr().err)
-    assert "stores are in its folders store" in " ".join(said.split())
+    assert "verify its folders, one by one: store" in " ".join(said.split())

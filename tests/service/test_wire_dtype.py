@@ -25,6 +25,7 @@ from embstore_proto import deltas, frame
 from embstore_proto.received import array_of, split
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS
+from embstore_training.hotcold.run import HotColdRun
 from tests.conformance.served import small_pieces
 from tests.conformance.twin import bits, digests
 from tests.service.faults.served import until
@@ -383,6 +384,14 @@ def test_a_blank_message_is_rounded_into(dtype):
     for table, part in zip(header.tables, rows, strict=True):
         found = array_of(received, table.rows, np.float32, 2, "rows")
         assert bits(found) == bits(rounded(part, dtype))
+
+
+def test_a_hot_cold_run_is_refused(server):
+    """It would round what mixed batches send, and nothing of the hot ones."""
+    with patient(server.address, wire_dtype="float16") as store:
+        store.create_table("ads", initializer=embstore.Uniform(-1, 1), **TABLES["ads"])
+        with pytest.raises(InvalidArgumentError, match=r'wire_dtype="float32" for a hot/cold run'):
+            HotColdRun(store, {"ads": np.arange(3)}, {"ad": "ads"}, batch_size=4)
 
 
 # What it is for

@@ -255,8 +255,6 @@ class Replica:
         sums = self._agreed(pairs, options, all_gather)
         if sums is None:
             return AcknowledgedUpdate(0, self.t, skipped=True)
-        for name in sums:
-            self._tables[name].has_used_rate |= options.rate_of(name) is None
         self._receipt = receipt or Receipt()
         self._receipt.changes = [
             change(self._tables[name], of_table, options) for name, of_table in sums.items()

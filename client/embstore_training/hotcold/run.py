@@ -387,6 +387,11 @@ def _checked(
         raise InvalidArgumentError(
             'expected a hot/cold run to wait for late rows, found waits="none"'
         )
+    if store.sessions.rounds_rows:
+        raise InvalidArgumentError(
+            'expected a connection with wire_dtype="float32" for a hot/cold run, found one that '
+            "rounds rows and gradients: it would round those of mixed batches only"
+        )
     if session.get("rows", "host") == "device":
         if not store.sessions.is_embedded or replica is not Replica:
             raise InvalidArgumentError(
