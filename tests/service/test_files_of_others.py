@@ -195,6 +195,7 @@ def test_glove(table, tmp_path, ending):
         ("a.csv", "", "a whole file of its format: Empty CSV file"),
         ("a.csv", "id\n1\n", "one column of lists of floats, found 'id'"),
         ("a.txt", "the 1 2 3 4\n. . 1 2 3 4\n", "a whole file of its format"),
+        ("a.vec", "3 4\nthe 1 2 3 4\na 1 2 3 4\n", "3 vectors, as the first line .* found 2"),
     ],
 )
 def test_text_that_is_refused(table, tmp_path, name, text, said):

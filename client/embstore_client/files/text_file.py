@@ -41,3 +41,8 @@ class Reader(ColumnReader):
         columns = TextColumns(path, " ", has_header=False, skipped_lines=skipped)
         word, *rows = columns.schema.names
         super().__init__(columns, rows, None if hashed is None else word, hashed)
+        if skipped and self.rows != int(first[0]):
+            raise InvalidArgumentError(
+                f"expected {int(first[0])} vectors, as the first line of {path.name} says, found "
+                f"{self.rows}: the file may be cut off"
+            )
