@@ -84,9 +84,8 @@ class Image:
         image_id = self._output("image", "inspect", "--format", "{{.Id}}", self.tag).strip()
         digest = image_id.removeprefix("sha256:")
         root["checksums"] = [{"algorithm": "SHA256", "checksumValue": digest}]
-        python, debian = json.loads(
-            self._output("run", "--rm", "--entrypoint", "python", self.tag, "-c", _LIST)
-        )
+        run = ("run", "--rm", "--no-healthcheck", "--entrypoint", "python")
+        python, debian = json.loads(self._output(*run, self.tag, "-c", _LIST))
         packages = [_distribution(*one) for one in python] + [_debian(*one) for one in debian]
         relations = [("SPDXRef-DOCUMENT", "DESCRIBES", root)]
         relations += [(root["SPDXID"], "CONTAINS", one) for one in packages]
