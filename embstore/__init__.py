@@ -15,8 +15,9 @@ library.
 
 An import of the package loads only the errors. The other public names are loaded at their first use
 (PEP 562). Therefore an import of any of the package's modules loads only what this module needs: a
-light client can import `embstore.errors` or `embstore.config` without loading Numba or CuPy. Type
-checkers read the imports below instead; tests/style compares the two lists.
+light client can import `embstore.errors` or `embstore.config` without loading Numba or CuPy. The
+code lists these names twice: as imports, which only type checkers read, and in `_HOMES`, which maps
+each name to its module; tests/style compares the two lists.
 """
 
 from typing import TYPE_CHECKING

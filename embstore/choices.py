@@ -14,8 +14,8 @@ Retention = Literal["protected", "routine", "dropped"]
 """The retention of a kept checkpoint. Protected: newer checkpoints never displace it; routine:
 newer checkpoints displace it; dropped: it is deleted."""
 STAND_IN = "/replacing"
-"""The suffix of the label of a checkpoint that stands in while a label is made anew
-(`embstore.storage.labels`)."""
+"""The suffix of a stand-in's label: the stand-in LABEL/replacing is a checkpoint that a client
+keeps while it replaces the checkpoint LABEL (`embstore.storage.labels`)."""
 
 CacheSplit = Literal["measured", "demand"]
 SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)

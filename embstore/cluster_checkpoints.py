@@ -1,5 +1,5 @@
-"""Checkpoints of a cluster: every shard keeps a checkpoint under one label, at the same barrier (a
-position between two commands).
+"""Checkpoints of a cluster: every shard keeps a checkpoint under the same label and at the same
+barrier (a position between two commands).
 
 No list records which labels belong to the cluster: the metadata of the shards' checkpoints shows
 it. A client that keeps a label draws a new **mark** for each attempt. Each shard stores the mark in
@@ -9,9 +9,9 @@ checkpoint of the cluster, whichever shards already have the label. Two interrup
 one label make none either, because their marks differ. The checkpoint exists from the commit of the
 last shard until the first shard drops the label.
 
-Rejected: a list elsewhere, written last. The list would add nothing to the marks, and a client
-would have to reach the process that stores the list. A listed label that a shard has lost would be
-worthless, too.
+Rejected: a list of the cluster's labels in one place, written after all shards have the label. The
+list would add nothing to the marks, and a client would have to reach the process that stores the
+list. A listed label that a shard has lost would be worthless, too.
 """
 
 import json
@@ -43,8 +43,8 @@ def unmarked(checkpoint: KeptCheckpoint) -> KeptCheckpoint:
 
 
 def identity_of(checkpoint: KeptCheckpoint) -> str | None:
-    """Return a value that is equal on all shards if a label belongs to the cluster; None: the label
-    belongs to one shard alone."""
+    """Return a value that is equal for the checkpoints of all shards under one label if the label
+    belongs to the cluster; None: the label belongs to one shard alone."""
     mark = checkpoint.metadata.get(_KEY)
     if mark is None:
         return None

@@ -87,8 +87,8 @@ class TableHeldError(EmbstoreError):
 
 
 class SessionExpiredError(EmbstoreError):
-    """The session was closed, its lease ran out, or its server ended; opening its name again
-    resumes it. Or a scan has ended, and the caller must open another scan."""
+    """The session was closed, its lease ran out, or its server ended; a session that is opened with
+    the same name resumes it. Or a scan has ended, and the caller must open another scan."""
 
 
 class LeaseExpiredError(SessionExpiredError):
@@ -111,8 +111,8 @@ class StoreInUseError(EmbstoreError):
 
 
 class WritesPausedError(EmbstoreError):
-    """A shard of a cluster takes no commands that write while partitions move or a checkpoint is
-    kept. A client of the cluster sends the command again by itself, until its timeout."""
+    """While partitions move or a checkpoint is kept, a shard of a cluster refuses commands that
+    write. A client of the cluster sends the command again by itself, until its timeout."""
 
 
 class MovedError(EmbstoreError):

@@ -83,7 +83,7 @@ def _checked_rows(rows: Any) -> int:
 
 
 def _hashes(values: Any, seed: int) -> Words:
-    """Return the hashes of values, in their shape."""
+    """Return the hashes of values, in the shape of the values."""
     if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
         found = _of_arrow_like(values, seed)
         if found is not None:
@@ -171,14 +171,15 @@ def _of_objects(values: list[Any], seed: int) -> Words:
 
 
 def _of_texts(whole: bytes, parts: Sequence[Sized], seed: int) -> Words:
-    """Return the hashes of the consecutive parts of `whole` that are as long as `parts`."""
+    """Return the hash of each of the consecutive parts of `whole`, which have the lengths of
+    `parts`."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     data = np.frombuffer(whole, np.uint8)
     return hashes_of_bytes(data, np.cumsum(lengths) - lengths, lengths, seed)
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Return the bytes of a value that are hashed."""
+    """Return the bytes that are hashed for a value."""
     try:
         match value:
             case str():

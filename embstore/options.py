@@ -1,4 +1,4 @@
-"""The options of a store: name, default, unit, meaning and check of each, in one place.
+"""The options of a store: the name, default, unit, meaning and check of each option, in one place.
 
 `embstore.open` takes the options by name and shows this text in its help. The tables and the engine
 take them as one value. A server's setting of the same name has the same default and text.

@@ -3,7 +3,7 @@
 The arrays of a command are fields of the command itself, or of its **parts**. A part belongs to one
 table (`TableKeys`, for example), or is a larger part that contains such parts in turn (a `Rank`,
 the keys of a step). Code that treats all tables or all arrays of a command alike uses these
-functions, so that it needs no change for a new verb:
+functions, so that it needs no change for a new command:
 
     tables_of(command)               the parts that name a table, in order
     with_tables(command, change)     the command with each of these parts changed

@@ -125,9 +125,9 @@ class ScanFacts:
     """The state of the table that a scan reads."""
 
     table: TableDescription
-    """The table at the command of the scan, with its rows, learning rate and t at that command."""
+    """The table after the command `command`, with the rows, learning rate and t of that time."""
     command: int
-    """The last command whose effect is in the scanned rows."""
+    """The number of the last command whose effect the scanned rows contain."""
     rows: int
     """The total number of rows of the scan."""
     since_command: int = 0
@@ -290,7 +290,7 @@ class SessionFacts:
     """"none": the trainer runs ahead of the store; "late": it waits for the rows of each step."""
     written: tuple[int, ...] = ()
     """For each shard, the number of the last command by which another client changed rows of the
-    tables. Only commands count that came after the last command of a session of this name, and
+    tables. A command counts only if it came after the last command of a session of this name, and
     before this session was opened. 0: there is no such command."""
 
 
@@ -382,7 +382,7 @@ class Place:
     """The last finished step."""
     table_ids: dict[str, int] = field(default_factory=dict)
     """The ids of the session's tables, by name. A table that was dropped and created again has
-    another id, and does not contain the updates of the steps."""
+    another id, and does not contain the updates of the finished steps."""
     command: int = 0
     """The number of the session's last command that could change rows."""
 

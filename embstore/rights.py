@@ -23,7 +23,8 @@ from typing import Any, cast
 from embstore.commands import Command, Part, Trait
 
 EVERYTHING = "*"
-"""As a pattern, it matches every name. As a name, only this pattern matches it."""
+"""As a pattern, "*" matches every name. As a name, "*" stands for all names, and only this pattern
+matches it."""
 
 _NAMING = {"table", "config", "tables", "ranks", "keys", "gradients", "options", "learning_rates"}
 _LABELS = "label", "since"

@@ -50,8 +50,8 @@ class Stat:
     """The metric's name without the prefix. For a part it is the prefix; for an info, the info
     metric."""
     label: str
-    """The name of the label whose values are a dict's keys, or a text; for a list of parts, the
-    metric for the list's length."""
+    """For a dict, the name of the label whose values are the dict's keys; for a text, the name of
+    the label whose value is the text; for a list of parts, the metric of the list's length."""
     labels: Mapping[str, str]
     """Labels of every sample of the metric."""
 

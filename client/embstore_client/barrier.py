@@ -32,12 +32,12 @@ R = TypeVar("R")
 
 TRIES = 50
 _STABLE = 5
-"""The number of tries in a row that find the same difference between shards. By then it is certain
-that no client will finish the command that made the difference."""
+"""If this number of consecutive tries find the same difference between shards, it is certain that
+no client will finish the command that made the difference."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
-"""How often the shards are polled while some of them catch up, and the seconds between two polls.
-The total time is longer than a client waits before it repeats a refused command."""
+"""The number of polls while some shards catch up, and the seconds between two polls. All polls
+together take longer than the pause after which a client repeats a refused command."""
 
 
 def pause_all(
@@ -48,8 +48,8 @@ def pause_all(
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
 ) -> Barrier:
-    """Pause the writes of all shards at one barrier, and return the barrier, with the largest
-    command number and the largest next table id of any shard; see `pause_each`."""
+    """Pause the writes of all shards at one barrier, and return the barrier. In it, the command
+    number and the next table id are the largest of any shard; see `pause_each`."""
     found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
         found[0],
@@ -83,7 +83,7 @@ def pause_each(
     ------
     DeadlineError : the shards were at different barriers in every try; no shard is paused.
     OutcomeUnknownError : a table's t differs between shards, by the same numbers in several tries,
-        so no client will make it equal.
+        so no client will send the command that the lagging shards lack.
     EmbstoreError : a shard was not reached, or refused the command. No shard stays paused, except
         shards that were not reached: a pause without a lease outlives the client that asked for it.
         `resume_all` with the same name, or without a name, ends such a pause.

@@ -29,7 +29,7 @@ class Call:
 
     # Facts that a layer passes to the layers below
     counts: Mapping[str, int] = field(default_factory=dict)
-    """For a command of a step: the number of keys of each table that this client has announced."""
+    """For a command of a step: by table, the number of keys that this client has announced."""
     take: Callable[[Iterator[Answer]], Any] | None = None
     """Function that makes the result from several answers, called once per attempt; None: the last
     answer is the result."""

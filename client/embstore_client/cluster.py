@@ -1,4 +1,4 @@
-"""Makes a store of all shards from a connection to one shard, whose map has all addresses.
+"""Makes a store of all shards from a connection to one shard: its map has all addresses.
 
 Before a row is read, every shard is asked for its identity. A wrong shard, or a shard with a
 different map, would return initial values for rows that it does not store, and nothing would show

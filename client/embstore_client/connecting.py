@@ -72,8 +72,8 @@ def connect(
     wire_dtype : the type in which looked-up rows and gradients are sent, for links that are slower
         than the machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to
         even, at half the bytes. Sums by key are made in float32, then rounded. If a finite gradient
-        is too large for the type, the call is refused, not sent; too large a value in a row becomes
-        infinity. Rounded types send keys in ascending order: errors may name another bad key
+        is too large, the call is refused, not sent; too large a value in a row becomes infinity. If
+        several keys are bad, an error may name another one with a rounded type than with "float32"
 
     Raises
     ------

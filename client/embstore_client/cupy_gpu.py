@@ -5,9 +5,10 @@ The memory is opened on the GPU where it is allocated. This process must see tha
 Copies from and to another GPU of this process need peer access between the two GPUs. Without it
 CUDA would copy through the host, so such copies are refused.
 
-Every method sets the GPU as the thread's current device, and restores the previous device. `read`
-waits for its copy if the library of `out` names no stream; `copied` always waits. `close` waits for
-all queued work first, because closing memory that queued work still uses is undefined behaviour.
+Every method sets the memory's GPU as the thread's current device, and restores the previous device.
+`read` waits for its copy if the library of `out` names no stream; `copied` always waits. `close`
+waits for all queued work first, because closing memory that queued work still uses is undefined
+behaviour.
 """
 
 from collections.abc import Callable, Sequence

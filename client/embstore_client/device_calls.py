@@ -134,7 +134,8 @@ def _named(command: Any) -> Iterator[None]:
 
 
 def _rows_of(part: Any, what: str) -> int:
-    """Return how many rows are read for a part: one per bag or, without bags, one per entry."""
+    """Return how many rows are read for one table of a call: one per bag; without bags, one per
+    entry of the array `what`."""
     bags = getattr(part, "bags", None)
     return length(getattr(part, what)) if bags is None else len(bags.offsets) - 1
 

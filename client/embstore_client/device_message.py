@@ -28,7 +28,8 @@ _NOT_SHARED = (
 
 
 def rows_not_shared() -> InvalidArgumentError:
-    """Return the error for a request for a step's rows in memory that is not shared."""
+    """Return the error for a step whose rows are wanted in a GPU's memory, over a connection that
+    shares no memory."""
     return InvalidArgumentError(
         "expected rows of steps on the host, found a request for them in a GPU's memory, "
         f"{_NOT_SHARED}"

@@ -64,8 +64,8 @@ class OpenSegment(Protocol):
         """Record the server's event after all copies so far."""
 
     def read(self, place: Place, out: Any) -> None:
-        """Copy an array of the segment into a caller's array, before later work on the caller's
-        array."""
+        """Copy an array of the segment into a caller's array. Work that is queued later on the
+        caller's array runs after the copy."""
 
     def lent(self, place: Place, owner: object) -> Any:
         """Return an array in the segment itself, which keeps `owner` alive."""

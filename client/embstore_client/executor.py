@@ -1,13 +1,13 @@
 """A server as an executor: a chain of layers, built here, each with one concern.
 
 checked       arguments in normal form            embstore.checks
-Members       deadlines, and what members announced members
+Members       deadlines; keys that were announced members
 KnownIds      the id of each table's name         known_tables
 Sized         how large a call may be             sending
 OnDevice      arrays in a GPU's memory            device_calls
 EarlyRows     rows of a step, put together        step_rows
-Unique        each key once; or Narrow, two       shares, narrow_shares
-              bytes a value as well
+Unique        each key once                       shares
+ or Narrow    each key once, two bytes a value    narrow_shares
 Sent          a message, over the transport       sending, transport
 """
 
@@ -44,7 +44,7 @@ class RemoteExecutor:
         self.rounds_rows = wire_dtype in NARROW
         """Whether the rows of lookups are rounded."""
         self.connected_by: dict[str, Any] | None = None
-        """The arguments of `connect`, except the token, with which another process can connect."""
+        """The arguments by which another process can call `connect`; they lack the token."""
         self.members = Members(transport.timeout_s)
         self.tables = KnownTables(self.execute)
         config_of = self.tables.config_of

@@ -298,8 +298,8 @@ class BackgroundStore(_Behind[Store]):
     warm_up = unordered(Store.warm_up)
 
     def close(self) -> Call[None]:
-        """Close the store. Calls that have not begun are cancelled. Calls to a server that have
-        begun are interrupted, as by `Store.close`."""
+        """Close the store. Calls that have not begun are cancelled. If the store is on a server,
+        calls that have begun are interrupted, as by `Store.close`."""
         self._calls.end(cancel=True)
         call: Call[None] = Call()
         call.set_running_or_notify_cancel()  # so that no caller can cancel the close

@@ -102,7 +102,8 @@ class GrpcWire:
         raise exc
 
     def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
-        """Return why there is no connection, and an error if waiting cannot help."""
+        """Return why there is no connection, as text; also as an error, or None if waiting may
+        help."""
         from embstore_client.unreached import why_unreached  # not at the top: it imports ssl
 
         why = why_unreached(self._address, self._tls)
@@ -143,7 +144,7 @@ class GrpcWire:
     def receive(
         self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
-        """Send a call, and yield its messages; see `Wire.receive`."""
+        """Send a call, and yield the messages of its answer; see `Wire.receive`."""
         try:
             method = self._method(verb.name, self._channel.unary_stream)
             replies = method(header, **self._call_options(deadline, map_version))

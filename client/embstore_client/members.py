@@ -34,7 +34,7 @@ class Place:
     """The session's `rank_timeout_ms` in seconds; 0 for a member that another client has joined,
     until the server returns the value."""
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
-    """The number of keys by table, in announced order, of each announced, unfinished step."""
+    """For each announced, unfinished step: its number of keys by table, in announced order."""
 
     def finished(self, step: int) -> None:
         """Forget a step, and all steps before it: steps are finished in their order."""
@@ -58,12 +58,13 @@ class Members:
         return self._timeout_s + (place.rank_timeout_s if place is not None else 0.0)
 
     def writes(self, member: str) -> int:
-        """Return the number of a member's commands, sent outside of steps, that may have written
-        rows."""
+        """Return how many commands that may have written rows a member has sent outside of
+        steps."""
         return self._writes[member]
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call. If it shows that a session has ended, forget the member."""
+        """Execute a call. If the call's error shows that the session has ended, forget the call's
+        member."""
         command: Any = call.command
         if hasattr(command, "members"):
             call.command = replace(command, members=tuple(self.places))

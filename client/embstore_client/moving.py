@@ -202,7 +202,7 @@ class _Source:
     label: str = ""
     """The label of the last round."""
     copied: set[int] = field(default_factory=set)
-    """Ids of the tables whose rows at that label were copied."""
+    """Ids of the tables whose rows were copied in the last round."""
 
 
 class Moving:
@@ -358,7 +358,7 @@ class Moving:
 
 
 def _taking(to: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield each shard that gets some of the keys, with a mask of its keys."""
+    """Yield pairs: the number of a shard in `to`, and a mask of the keys that this shard gets."""
     for shard in np.unique(to[to >= 0]).tolist():
         yield shard, to == shard
 
@@ -366,7 +366,8 @@ def _taking(to: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
 def _hashes(
     shard: Executor, table: TableDescription, wanted: NDArray[np.bool_]
 ) -> dict[int, bytes]:
-    """Return a hash of the digest leaves of each wanted partition that has any."""
+    """Return, by partition, a hash of its digest leaves, for the wanted partitions that have
+    leaves."""
     hashes: dict[int, Any] = {}
     config = table.config
     for records in _leaves(shard, table):

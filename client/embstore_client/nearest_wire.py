@@ -39,8 +39,8 @@ class NearestWire:
     """Shared memory and gRPC, the two transports to one server."""
 
     def __init__(self, grpc: GrpcWire, *, must_share: bool, **options: Any) -> None:
-        """If `must_share`, the caller has asked for shared memory, and gets an error without it.
-        `options` are the arguments of SharedMemoryWire."""
+        """If `must_share`, the caller has asked for shared memory, and gets an error if memory
+        cannot be shared. `options` are the arguments of SharedMemoryWire."""
         self._grpc = grpc
         self._options = options
         self._must_share = must_share
@@ -156,7 +156,7 @@ class NearestWire:
     def receive(
         self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
-        """Send a call, and yield its messages; see `Wire.receive`."""
+        """Send a call, and yield the messages of its answer; see `Wire.receive`."""
         wire = self._wire(header, deadline)
         try:
             with wire.receive(verb, header, deadline, map_version) as messages:

@@ -127,7 +127,7 @@ class SharedMemoryWire:
     def receive(
         self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
-        """Send a call, and yield its messages; see `Wire.receive`."""
+        """Send a call, and yield the messages of its answer; see `Wire.receive`."""
         call = self._call(deadline)
         try:
             call.send(verb, header, None, 0, map_version)
@@ -253,7 +253,7 @@ class _Call:
         self._connection.device_segment_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
-        """Return whether the next message of the answer is the last, and the message."""
+        """Return a pair: whether the answer's next message is the last one, and that message."""
         connection = self._connection
         kind, body = connection.receive(self._deadline)
         while kind in (Kind.SEGMENT, Kind.DEVICE_SEGMENT):
@@ -348,7 +348,7 @@ class _Connection:
         return len(self.segment)
 
     def greeted(self, hello: bytes) -> str:
-        """Receive the server's greeting, and answer it; return the id of its process."""
+        """Receive the server's greeting, and answer it; return the id of the server's process."""
         kind, body = self.receive(self._deadline)
         if kind != Kind.GREETING:
             raise WireError(StatusCode.INTERNAL, "no greeting came: is it an embstore server?")
@@ -357,8 +357,8 @@ class _Connection:
         return process
 
     def is_fresh(self) -> bool:
-        """Whether the server has kept the connection open since its last call. A connection that
-        was just used is not checked, as a check costs as much as sending a call."""
+        """Whether the server has kept this connection open since the last call over it. If that
+        call was just now, nothing is checked: a check costs as much as sending a call."""
         if monotonic() - self._used_at < _FRESH_S:
             return True
         try:

@@ -29,9 +29,9 @@ from embstore_client.wire import Wire
 from embstore_proto.frame import Computed
 
 _SAMPLE_KEYS = 4096
-"""How many of a call's first keys are examined. If some rows are popular, some of these keys are
-repeated: 1,900 of these keys in a Zipf batch (1.05, two million rows). If none of these keys is
-repeated, all keys of the call are sent, and a later repetition of a key costs its bytes again.
+"""How many of a call's first keys are examined. If some rows are popular, some of the examined keys
+are repeated: 1,900 of them in a Zipf batch (1.05, two million rows). If none of them is repeated,
+all keys of the call are sent, and a key that is repeated later is sent as often as it occurs.
 Making 262,144 keys unique takes a tenth of the time of their lookup."""
 
 Inverse = NDArray[np.int32] | None

@@ -104,7 +104,7 @@ class EarlyRows:
     """The layer that joins the early and the late rows of a step."""
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call; `out` can be the `Assembly` itself."""
+        """Execute a call. The call's `out` can be an `Assembly`, which then receives the rows."""
         command = call.command
         if command.reads is Reads.OF_STEP and hasattr(command, "early"):
             out, call.out = call.out, None
@@ -117,7 +117,7 @@ class StepRows:
     """The rows of a step that were requested from the server. Any thread may use it.
 
     A background thread requests them, with the deadline of a usual call. If the deadline passes
-    because the previous step takes so long, `result` requests the rows again. If the handle is
+    because the previous step takes so long, `result` requests the rows again. If this object is
     dropped, the rows that it has received stay in memory until the step is finished or the member
     is closed.
     """
@@ -130,8 +130,8 @@ class StepRows:
         timeout_s: float,
         writes: Callable[[], int],
     ) -> None:
-        """`writes` returns the number of the member's commands, sent outside of steps, that may
-        have written rows."""
+        """`writes` returns how many commands that may have written rows the member has sent outside
+        of steps."""
         self.step = step
         self._assembly = assembly
         self._fetch = fetch

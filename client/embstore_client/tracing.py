@@ -3,8 +3,8 @@
 A call within a trace span of the trainer becomes one child span, which covers all attempts. The
 server receives the id of this child span as a `traceparent` (W3C Trace Context): in the metadata of
 gRPC or, in shared memory, in a frame before the call. A call outside of any span is not traced.
-Such calls come from background threads: lease renewals, and calls ahead of a loop or after it. Each
-of them would be a trace by itself.
+Such calls come from background threads: lease renewals, announcements of coming steps, and finished
+steps that are sent later. Each of these calls would be a trace by itself.
 
 This module does not import OpenTelemetry: a trainer that has a span has imported OpenTelemetry.
 Whether its SDK is installed is checked when a client connects. If it is not, the client uses the
@@ -44,8 +44,8 @@ def traceparent() -> str:
 
 
 def in_context(verb: Callable[[], T]) -> Callable[[], T]:
-    """Return `verb` as a function for another thread, in which the current span of this thread
-    stays the current span."""
+    """Return a function that calls `verb` in another thread, within the span that is current in
+    this thread now."""
     return partial(copy_context().run, verb)
 
 

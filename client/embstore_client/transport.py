@@ -55,8 +55,8 @@ _READ = (
 )
 """Commands that return rows, t or a digest: results that a new epoch makes void."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
-"""There is no connection, or the server closed the connection as it ended. The client itself
-cancels no call."""
+"""The codes of a lost attempt: there is no connection, or the server closed it when the server
+ended. The client itself cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _SHOWN_EVERY_S = 5.0
@@ -234,8 +234,8 @@ class Transport:
             sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
-        """Return the error for a call of a session, given the error of the last attempt. An attempt
-        that was lost before may have executed the call."""
+        """Return the error for a call of a session, given the error of the last attempt. If an
+        earlier attempt was lost, the server may have executed the call."""
         if sent.verb.command.retry is Retry.STEP:
             if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
                 error.was_lost = True  # the server may have accepted the call before it stopped
@@ -295,9 +295,9 @@ class _Sent:
         return self.verb.command.retry is not Retry.FREE
 
     def wait_for_a_start(self, again: "_PassingError", absent_s: float, starting_s: float) -> None:
-        """Set the deadline of a call to a server that is starting: `starting_s` seconds after the
-        server's last new progress report, or `absent_s` seconds after the loss of the
-        connection."""
+        """Extend the deadline of the first call while the server starts. After a new progress
+        report the deadline is in `starting_s` or `absent_s` seconds, whichever is longer. If the
+        connection is lost after a report, the deadline is in `absent_s` seconds."""
         if again.was_lost:
             if self.said:
                 self.said, self.deadline = "", monotonic() + absent_s

@@ -8,7 +8,7 @@ Steps call only an `Exchange`. `SessionExchange` exchanges rows and gradients wi
                   or here, if their rows arrive early anyway (`Step.lookup_pooled`)
     embedded      nothing is sent: on its device, the store spreads and pools rows and sums
                   gradients, and it accepts and returns arrays in the device's memory
-    on its device   a server shares its GPU's memory with this process: the same as embedded, for
+    server's GPU  the server shares its GPU's memory with this process: the same as embedded, for
                   steps whose rows are wanted on the device. Only the positions of the keys are
                   sent
 
@@ -186,7 +186,8 @@ class SessionExchange(Exchange):
             return self._session.call(looked_up)
 
     def _pooled(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
-        """Return rows that the store pools; rows of plain tables are spread to their keys here."""
+        """Return a step's rows: the store pools the rows of pooled tables; the rows of plain tables
+        are spread to their keys here."""
         once = entry.once
         sent = {
             table: of if isinstance(of, StepBags) else _each(once[table])
@@ -231,8 +232,8 @@ class SessionExchange(Exchange):
         return self._rows_where != "host" and self.sessions.reaches_device
 
     def send_for_next(self, most: int | None = None) -> None:
-        """Request the rows of the next step, unless it has more than `most` keys, repeated keys
-        included, or its rows are made on the device."""
+        """Request the rows of the next step, unless that step has more than `most` keys (repeated
+        keys are counted) or the store makes that step's rows on the device."""
         following = self.ahead.peek() if self.ahead is not None else None
         if following is None or following.prefetched is not None or self._is_on_device(following):
             return
@@ -289,7 +290,7 @@ class SessionExchange(Exchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Finish a step as "updated", "released" or "skipped", by a call with the member."""
+        """Finish a step as "updated", "released" or "skipped", by a call of this rank's member."""
         send = finishing(self.sessions, entry.number, verb, sums, options)
         with self._times.part("send"):
             done = self._session.finish(entry.number, verb, send)
@@ -314,8 +315,8 @@ def _each(once: OnceKeys) -> StepBags:
 
 
 def _there(of: Of, once: OnceKeys) -> Of:
-    """Return the unit in the form for the store: "keys" becomes "unique" if no key is repeated,
-    else single occurrences."""
+    """Return the unit that is passed to the store: "keys" becomes "unique" if no key is repeated,
+    else the single occurrences of the distinct keys; other units are unchanged."""
     if of == "keys":
         return "unique" if once.is_identity else StepBags(once.inverse)
     return of

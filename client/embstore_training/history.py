@@ -12,8 +12,8 @@ The file is one JSON object:
     session    the session's arguments: name, tables, lookahead_steps_max, planner, ranks
     samples    {name: [values]}: step, time_s, and the counts of _LOOP, _SESSION, _DISK and stages
     cache      budget_bytes, and for each layout of rows: dim, optimizer, rows_now, row_bytes
-    accesses   for each layout: the `share` of the counted accesses that its most accessed
-               `rows` had, at several numbers of rows; empty if nothing was counted
+    accesses   for each layout: several numbers of `rows` and, for each number, the `share` of the
+               counted accesses that so many most accessed rows had; empty if nothing was counted
 """
 
 import json
@@ -35,7 +35,7 @@ KIND = "embstore run 1"
 SAMPLES_MAX = 256
 _POINTS = 48
 _PERCENTS = np.arange(1, 100) / 100
-"""The shares of the accesses for which the smallest number of rows is recorded."""
+"""Shares of the accesses. For each share, the smallest number of rows that had it is recorded."""
 
 _LOOP = ("batch_s", "lookup_s", "send_s", "compute_s")
 _SESSION = (
@@ -67,7 +67,8 @@ class RunHistory:
             self._add()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write to a file the samples, and how often the store's rows were accessed."""
+        """Write a file with the samples, and with the shares of the accesses that the store's most
+        accessed rows had."""
         self._add()
         stats = self._store.stats()
         names = dict.fromkeys(name for sample in self._samples for name in sample)
@@ -133,7 +134,8 @@ def _layouts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _accesses(profile: Profile, stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the share of the counted accesses that the most accessed rows of each layout had."""
+    """Return, for each layout of rows, several numbers of rows and, for each number, the share of
+    the counted accesses that so many most accessed rows had."""
     found = []
     for pool in stats["cache"]["pools"]:
         names = [name for name in _tables_of(pool, stats) if name in profile.tables]

@@ -394,8 +394,8 @@ class RankSession:
 
     def _was_written(self) -> bool:
         """Return whether another client has changed rows of the tables since this rank joined. This
-        is so if the last command of another client was executed after the last command of the
-        session, and is not the one that was known when the rank joined."""
+        is so if another client's command was executed after the session's last command, and this
+        rank did not know that command yet when it joined."""
         if self._opening.options.shared:
             return False
         shards = zip(self.facts.written, self._written, strict=False)

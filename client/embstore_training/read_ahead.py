@@ -13,7 +13,7 @@ at most `lookahead` steps after the last finished step. This limit bounds the nu
 keys, and the number of batches in memory.
 
 If the iterator, `keys` or an announcement raises an error, the error is queued after all earlier
-steps, and ends the sequence. The loop raises it at the step at which it occurred.
+steps, and ends the sequence. The loop raises the error at the step at which the error occurred.
 
 Rejected: announcing in the loop itself, because every step would wait for the answer. Also
 rejected: a reader that starts again after a break, because the steps that were announced before the
@@ -103,7 +103,8 @@ class ReadAhead:
     """Reads and announces steps ahead of one loop. The first step has the number `first`. Its batch
     is the first one after `skip` batches, which are left out.
 
-    All fields below `_changed` are read and written with its lock.
+    `_prepared`, `_announced`, `_finished` and `_stopped` are read and written under the lock of
+    `_changed`.
     """
 
     def __init__(

@@ -12,8 +12,9 @@ With `resume` the first batch is the batch of step 1, and batches of finished st
 left out, so the caller need not know their number. Without `resume` the first batch is the batch of
 step `last_step` + 1. The batches themselves do not show whether they begin at this step, but a
 caller that never reads the position of the session cannot know the step. Therefore a run that
-continues a session warns, once, if its first loop begins before `last_step` (or `facts`) was read
-and without `resume=False`. A caller that slices `batches[run.last_step:]` has read the position.
+continues a session warns, once, when its first loop begins, unless the caller has read `last_step`
+or `facts`, or has passed `resume`. A caller that slices `batches[run.last_step:]` has read the
+position.
 
 If a server is stopped or killed, and started again, the run waits for it. The loop continues at its
 step if no commands are lost: see `rank_session`.
@@ -79,8 +80,8 @@ class Run:
 
         Raises
         ------
-        InvalidArgumentError : `tables` is a string; an option is wrong; `waits`, `depth`,
-            `all_gather` or `rows` cannot be combined with each other or with the other options.
+        InvalidArgumentError : `tables` is a string; an option is wrong; or the values of `waits`,
+            `depth`, `all_gather` and `rows` conflict with each other or with another option.
         """
         if isinstance(tables, str):
             raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")

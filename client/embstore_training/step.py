@@ -94,10 +94,10 @@ class Step:
     ) -> dict[str, Any]:
         """Return the pooled rows of each bag, (bags, dim) by table; an empty bag gets zeros.
 
-        Usually a server pools the rows. But if the next step has at most three ids per bag of this
-        step, the server sends the next step's rows early, as for `lookup`, and this process pools
-        them, with the same bits as the result. If rows are rounded for the network, the server
-        always pools.
+        Usually a server pools the rows. But if the next step has at most three times as many ids as
+        this step has bags, the server sends the next step's rows early, as for `lookup`, and this
+        process pools them; the result has the same bits. If rows are rounded for the network, the
+        server always pools.
 
         Parameters
         ----------
@@ -187,7 +187,8 @@ class Step:
         Parameters
         ----------
         gradients : by table, (bags, dim) float32, for the bags, mode and weights of the last
-            `lookup_pooled`; for a table that was not pooled (n, dim), one per key, as in `update`
+            `lookup_pooled`. For a table that was not pooled: (n, dim), one gradient per key, as in
+            `update`
 
         Returns, raises : as in `update`.
         """

@@ -292,9 +292,9 @@ class Arena:
 
 
 def _enough(budget_bytes: int, pools: list[Member]) -> int:
-    """Return the least budget, `budget_bytes` or more, in which each pool has one slab. If the
-    budget grows, each pool needs more memory, too. Therefore the returned budget is larger than the
-    memory that the pools need under `budget_bytes`."""
+    """Return the least budget, `budget_bytes` or more, in which each pool has one slab. This is
+    more than the memory that the pools need under `budget_bytes`, because each pool needs more
+    memory under a larger budget."""
 
     def is_enough(given: int) -> bool:
         return least_bytes([pool.slots.sizes_of(given) for pool in pools]) <= given

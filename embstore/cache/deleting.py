@@ -55,8 +55,8 @@ class Deletion:
         return was_written
 
     def _begin_anew(self, slots: NDArray[np.int64], keys: Keys) -> NDArray[np.bool_]:
-        """Give rows of level one their initial content, clean. Return which of these rows were
-        dirty."""
+        """Give rows of level one their initial content, and mark their slots as clean. Return which
+        of these rows were dirty."""
         pool = self._pool
         if not len(slots):
             return np.zeros(0, np.bool_)

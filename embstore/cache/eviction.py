@@ -30,8 +30,8 @@ _VACATED_SLOTS_MAX = 1 << 16
 
 
 class LevelBelow(Protocol):
-    """The level below, which takes rows that leave between calls; exchange.py moves rows within
-    calls."""
+    """Level two, as the evictor of level one uses it: level two takes the rows that leave level one
+    between calls. Within calls, exchange.py moves the rows."""
 
     def make_room(self, count: int) -> Slots:
         """Return up to `count` free slots of this level, which the caller passes to `keep`. Raises
@@ -42,7 +42,7 @@ class LevelBelow(Protocol):
         `places` of this level. Return False if the rows could not be copied."""
 
     def put_back(self, places: Slots) -> None:
-        """Free slots that `make_room` has returned."""
+        """Make slots that `make_room` has returned free again."""
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class Evictor:
 
         Raises
         ------
-        CapacityError : as `release_slabs`.
+        CapacityError : as in `release_slabs`.
         """
         low = self.slots.first_of_slice()
         self._vacate(low)
@@ -127,16 +127,16 @@ class Evictor:
     # Slots
 
     def ask_victims(self, count: int) -> Answer[Victims] | None:
-        """Add slabs for `count` rows, and ask for the victims if slots are still lacking. Return
-        None if no row must leave."""
+        """Add slabs for `count` rows. If slots are still lacking, request victims, and return the
+        answer, which gives them; if no row must leave, return None."""
         needed = self.needed(count)
         return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
         """Return `count` free slots; if there are too few, rows are evicted.
 
-        begun : the answer of `ask_victims` for the same count, asked after all touches of the
-            running call
+        begun : the result of `ask_victims` for the same count; `ask_victims` was called after all
+            touches of the running call
 
         Raises
         ------
@@ -200,9 +200,9 @@ class Evictor:
         self.counters.evictions_host += kept
 
     def _sink(self, level_two: LevelBelow, slots: Slots, here: SlotContents) -> tuple[int, int]:
-        """Move the rows that leave slots to level two. If level two has too little room, it takes
-        only the last rows, and the first rows are logged. Return how many rows were logged, and how
-        many rows level two has taken.
+        """Move rows that leave `slots` of level one to level two. If level two has too little room,
+        it takes only the last rows, and the first rows are logged. Return how many rows were
+        logged, and how many rows level two has taken.
 
         Rows are logged before level two takes its rows, so that a refused call has moved no row.
         """

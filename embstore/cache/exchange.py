@@ -12,11 +12,11 @@ call has moved no row.
     go to          |            | places     | the slots that these rows leave   |
 
 The host waits once, to learn how many keys are absent and how many rows are dirty. If earlier calls
-missed rows and had to evict other rows, this question is asked (`ask`) when the batch is queued,
-before it is known whether rows are missing. Then the host waits once for the batch and the answer.
-If some keys are absent from both levels, the host waits a second time, for these keys and for the
-slots of their victims. After the moves these slots are free, and the rows of the absent keys are
-read as in a cache of one level.
+missed rows and had to evict other rows, the device is asked for these numbers (`ask`) when the
+batch is queued, before it is known whether rows are missing. Then the host waits only once for both
+the batch and these numbers. If some keys are absent from both levels, the host waits a second time,
+for these keys and for the slots of their victims. After the moves these slots are free, and the
+rows of the absent keys are read as in a cache of one level.
 """
 
 from collections import Counter
@@ -61,17 +61,17 @@ class Absent:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question to the device about the missing keys of a batch, asked before the batch was
-    synchronized."""
+    """A request to the device to find the missing keys of a batch in level two. `Exchange.ask` has
+    queued the request before the batch was synchronized."""
 
     batch: Batch
     moves: int
-    """The value of `Exchange._moves` when the question was asked; if the value has grown since,
+    """The value of `Exchange._moves` when the request was queued; if the value has grown since,
     rows may be in other slots."""
     free: int
-    """The number of free slots of level one when the question was asked."""
+    """The number of free slots of level one when the request was queued."""
     rebuilds: int
-    """The number of rebuilds of level two's index when the question was asked. Before a rebuild,
+    """The number of rebuilds of level two's index when the request was queued. Before a rebuild,
     the keys inserted last may be missing in the index."""
     missing: Answer[Missing]
     hits: Answer[tuple[int, int]] | None
@@ -119,8 +119,8 @@ class Exchange:
     """The `_arena_state` at which no slab was available for missing rows."""
 
     def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
-        """Ask about the missing keys of a batch that is not synchronized yet, if calls of this kind
-        usually miss rows and no slab is available for missing rows.
+        """Request the device to find the missing keys of a batch that is not synchronized yet. Do
+        nothing unless calls of this kind usually miss rows and no slab is available for the rows.
 
         counts : accesses that each position of a lookup stands for; None: 1 each
         """
@@ -140,8 +140,8 @@ class Exchange:
         self._asked = Asked(batch, self._moves, free, index.rebuilds, missing, hits)
 
     def asked(self, keys: Array) -> Asked | None:
-        """Return the question about `keys`, the unique keys of a batch; None if it is not valid any
-        more."""
+        """Return the request of `ask` for `keys`, the unique keys of a batch; None if there is no
+        such request, or if it is not valid any more."""
         asked, self._asked = self._asked, None
         if asked is None or asked.batch.unique_keys is not keys:
             return None
@@ -150,7 +150,7 @@ class Exchange:
         return asked if self._is_right(asked) and asked.rebuilds == index.rebuilds else None
 
     def _is_right(self, asked: Asked) -> bool:
-        """Return whether no row has moved and no slab was added since the question."""
+        """Return whether no row has moved and no slab was added since the request was queued."""
         return (asked.moves, asked.free) == (self._moves, self.slots.free_count)
 
     @property
@@ -188,10 +188,10 @@ class Exchange:
         `slots` contains -1 where a key is missing; the new slots of the moved rows are written
         there. Return the keys that are in neither level; level one has free slots for them.
 
-        score : score of the rows that come up, which the call touches; None: they are pinned
-            instead
+        score : the score that the rows that come up get, because the call touches them; None: they
+            are pinned instead
         missed_rows : a counter by table, to which the numbers of missing keys are added
-        asked : the question about these keys
+        asked : the request of `ask` for these keys, if there is one
         ceiling : rows of this score or a higher one do not leave. If such a row would have to
             leave, no row is moved, and None is returned
 

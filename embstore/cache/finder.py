@@ -53,8 +53,8 @@ class Finder:
         self.moves = 0
         """A number that grows whenever a row enters or leaves a slot."""
         self.lookups_miss = self.updates_miss = False
-        """Whether keys were missing in the last lookup, and in the last update. In the next call of
-        the same kind the answer is usually the same."""
+        """Whether keys were missing in the last lookup, and in the last update. If so, keys are
+        usually missing in the next call of the same kind, too."""
         self._device = device
         self._slots = slots
         self._batch: Batch | None = None  # of the last call
@@ -122,8 +122,8 @@ class Finder:
         """Queue the search for the slots of a batch. If the device's results are known at once,
         they are remembered.
 
-        slots : the slots of all unique keys, which are pinned and have arrived; None: the slots are
-            searched
+        slots : the slots of all unique keys, if they are known: these slots are pinned, and their
+            rows have arrived; None: the slots are searched
         """
         if slots is not None:
             self._found_for, self._found = batch, slots
@@ -266,7 +266,8 @@ class Finder:
                 self._find_again(keys)
 
     def _room_for(self, count: int) -> Array:
-        """Return the output array of probing. Earlier results become void."""
+        """Return the array into which a search writes its slots. The slots found before become
+        void."""
         self.forget()
         if len(self._room) < count:
             self._room = self._device.memory.allocate(count + count // 4, np.int64)

@@ -87,8 +87,8 @@ class LevelTwo:
         """Return up to `count` free slots, as many as possible; other rows leave level two for
         them.
 
-        staying : slots of level two whose rows do not leave, -1 skipped; `stay_count` of them are
-            not -1
+        staying : slots of level two whose rows do not leave; entries of -1 are no slots, and
+            `stay_count` entries are slots
 
         Raises
         ------
@@ -103,7 +103,7 @@ class LevelTwo:
         return self.evictor.take(count) if count > 0 else np.empty(0, np.int64)
 
     def put_back(self, places: Slots) -> None:
-        """Free slots that `make_room` has returned and that got no row."""
+        """Make slots that `make_room` has returned, and that got no row, free again."""
         self.slots.put_back(len(places))
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
@@ -153,9 +153,9 @@ class LevelTwo:
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def fit(self) -> None:
-        """Change the sizes to those that follow from level one's present budget, against which the
-        metadata of this level's slots counts. Excess slabs are released, unless the log has no room
-        for their dirty rows."""
+        """Change the sizes to those that follow from the present budget of level one, because the
+        metadata of this level's slots counts against that budget. Excess slabs are released, unless
+        the log has no room for their dirty rows."""
         slots = self.slots
         slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)
         beyond = slots.slab_count - slots.sizes.slots_max // slots.sizes.slab_slots

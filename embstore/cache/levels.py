@@ -89,8 +89,8 @@ class Ranks:
         """The levels of each table that has a profile, by table id."""
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the levels of row keys, (n,), 0 without a profile. Keys grouped by table are
-        fastest."""
+        """Return the levels of row keys, (n,); a key of a table without a profile has level 0. The
+        search is fastest if the keys are grouped by table."""
         found = np.zeros(len(keys), np.int64)
         ids = self._row_keys.table_ids(keys)
         bounds = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]

@@ -61,7 +61,8 @@ class Policy:
 
     @property
     def has_levels(self) -> bool:
-        """Whether the count of a row is the level of its profile."""
+        """Whether the count of a row is the row's level: its access count in the imported profile,
+        reduced to eleven bits."""
         return self.counting == COUNT_KEEP
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
@@ -101,8 +102,9 @@ class Lfu(Policy):
         """Return estimates of the counts that the rows would have if they had long been in the
         cache.
 
-        If a row gets a share s of all touches, its estimate is s times twice the touches between
-        two halvings: the touches since the last halving, half of the touches before it, and so on.
+        If a row gets a share s of all touches, and n touches of any rows are between two halvings,
+        the row's estimate is 2 n s: n s for the touches since the last halving, half as much for
+        the touches between the last two halvings, and so on.
         """
         import numpy as np
 

@@ -1,5 +1,5 @@
-"""A pool: the resident rows of all tables of one layout and dense keys, or of one table of sparse
-keys (`embstore.row_keys`).
+"""A pool: the resident rows of all tables that have the same layout and dense keys, or of one table
+of sparse keys (`embstore.row_keys`).
 
 Tables of one layout (`embstore.layout`) share slots, so a call over many tables launches each of
 the kernels probe, gather and apply only once. The parts of a pool are
@@ -50,7 +50,7 @@ from embstore.storage.storage import PoolStorage
 
 
 class PoolName(NamedTuple):
-    """The properties that all tables of a pool share. No two pools have the same."""
+    """The properties that all tables of a pool share. No two pools have the same name."""
 
     layout: Layout
     row_keys: RowKeys

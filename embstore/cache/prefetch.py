@@ -1,10 +1,11 @@
 """Prefetch: the rows of coming steps are loaded into a pool and pinned there.
 
-ScratchPipe (ISCA 2022) does this in five stages; here they are three. Only the second stage takes
+ScratchPipe (ISCA 2022) does this in five stages; here there are three. Only the second stage takes
 long, and it does not run in the engine thread:
 
     plan     engine thread   find the rows of a step, and pin the resident ones; take slots for the
-                             others, whose victims leave, and insert their keys as *pending*
+                             other rows (if too few slots are free, victims leave), and insert the
+                             keys of these rows as *pending*
     collect  any thread      read the pending rows from storage
     insert   engine thread   write the rows to their slots: they have *arrived*
 
@@ -14,8 +15,8 @@ so a read of the victim's row returns its newest content. Other calls that need 
 for this row (finder.py), so the order of calls decides which content they see.
 
 A step has its turn when all earlier steps are finished. A step that is planned ahead of its turn
-evicts only rows with scores below a **ceiling**: rows that would leave for the step also if it
-waited for its turn (lookahead/foresight.py).
+evicts only rows with scores below a **ceiling**. If the step waited for its turn, these rows would
+leave for it as well (lookahead/foresight.py).
 
 A row is pinned once for each step in flight that uses the row (pins.py). If the rows of a step do
 not fit, they are not pinned: the planner tries again later, or does the step in parts. Pins affect
@@ -249,8 +250,8 @@ class Prefetch:
         return rows - evicted if evicted else 0
 
     def find(self, batch: Batch) -> Found:
-        """Return the slots of a batch's keys. They are searched unless they were found recently,
-        and no row has moved since."""
+        """Return the slots of a batch's keys. If the slots were found recently, and no row has
+        moved since, they are not searched again."""
         pool, keys = self.pool, batch.unique_keys
         found = self._found.get(id(keys))
         if found is None or found.keys is not keys or found.moves != pool.finder.moves:

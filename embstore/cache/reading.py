@@ -94,8 +94,8 @@ class PoolReader:
     def begin_pooled(
         self, batch: Batch, pooling: Pooling, out: Rows, *, admit: bool
     ) -> Callable[[], None] | None:
-        """Queue the pooled gather of a batch of one segment that is not synchronized yet. Return a
-        function for `end`, or None if the gather was not queued.
+        """Queue the pooled gather of a batch that has one segment and is not synchronized yet.
+        Return a function for `end`, or None if the gather was not queued.
 
         After synchronizing the batch, the caller passes the function to `end` if no row was
         missing. If a row was missing, the queued gather has done nothing.
@@ -127,10 +127,10 @@ class PoolReader:
     def resident_rows(
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True
     ) -> tuple[Array, Array]:
-        """Return an array of rows, and the slots in it of a batch's unique keys. The array is the
-        pool's, or an array of copies if the rows had to be made resident in parts. If no row can
-        leave, for example because the disk is full, the rows are read without changing the cache
-        (`peek_rows`).
+        """Return an array of rows, and for each unique key of a batch the position of its row in
+        this array. The array is the pool's own, or an array of copies if the rows had to be made
+        resident in parts. If no row can leave, for example because the disk is full, the rows are
+        read without changing the cache (`peek_rows`).
 
         count : whether hits and misses are counted; `peek_rows` counts none
         """
@@ -153,8 +153,8 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def peek_rows(self, batch: Batch) -> tuple[Array, Array]:
-        """Return an array of rows and slots in it, as `resident_rows` does, without changing the
-        cache."""
+        """Return what `resident_rows` returns, an array of rows and the keys' positions in it, but
+        do not change the cache."""
         keys = batch.unique_keys
         slots, missing = self.finder.find(keys)
         if not missing:

@@ -179,7 +179,7 @@ class Residency:
         return slots
 
     def take(self, count: int, victims: Answer[Victims] | None) -> Slots:
-        """Return slots for `count` absent keys, for which victims are evicted.
+        """Evict victims if necessary, and return slots for `count` absent keys.
 
         victims : the answer of `ask_victims` for the same count
 

@@ -126,7 +126,7 @@ class Reuse:
 
     def _longest_stay(self) -> int:
         """Return the time for which a row stays in the largest cache. If the measurements do not
-        fill this cache yet, return more than all times."""
+        fill this cache yet, return the largest time of the histogram."""
         slots = self._curve()[0]
         if slots[-1] < self._slots_max:
             return int(_TIMES[-1])

@@ -1,10 +1,9 @@
 """Scores of a pool's slots, and victims in order of score.
 
 The **clock** counts calls (and parts of calls). Every row that a call touches gets the call's
-clock, once, however often its key is repeated. A row of the running call therefore has the current
-clock, by which the selection of victims recognizes and skips it; a call needs no pins. In the bits
-above the clock a score has a **count**, which decides first; the policy defines the count
-(`policies.py`).
+clock, once, however often its key is repeated. So a row with the current clock belongs to the
+running call, and the selection of victims skips it; a call needs no pins. In the bits above the
+clock a score has a **count**, which decides first; the policy defines the count (`policies.py`).
 
 Under LFU a new row starts with the count of the row that would be evicted next, and the newest
 clock. So the new row is not evicted next, however often other rows have been used. If its count
@@ -94,8 +93,9 @@ class Scores:
         self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
 
     def begin_touch(self, slots: Array, batch: Batch) -> None:
-        """Queue a touch of the slots that were probed for a batch. It takes effect only if no key
-        of the batch turns out to be missing; in this case the caller calls `count_touches`."""
+        """Queue a touch of the slots that are being searched for a batch. If a key of the batch
+        turns out to be missing, the touch has no effect; if not, the caller calls
+        `count_touches`."""
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, self.policy.counting, batch)
 
@@ -161,8 +161,8 @@ class Scores:
         """Return the `count` resident slots of lowest score that the running call has not touched,
         with their contents.
 
-        begun : the answer of `ask_victims` for the same count in this call, asked after all touches
-            of the call
+        begun : the result of `ask_victims` for the same count; `ask_victims` was called in this
+            call, after all touches of the call
         """
         found: list[Victims] = []
         while count > 0:
@@ -195,9 +195,10 @@ class Scores:
                 return 0 if score & FORESEEN else score >> CLOCK_BITS
 
     def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for up to `count` slots of the queue that are unchanged since they were queued.
+        """Request up to `count` slots of the queue that are unchanged since they were queued.
 
-        Calling the answer removes these slots, and the slots before them, from the queue.
+        The caller calls the returned answer to get these slots. The call removes these slots, and
+        the slots before them, from the queue.
 
         with_rows : as in `DeviceSlots.read_slots`
         """
@@ -220,7 +221,7 @@ class Scores:
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the next `count` unchanged slots of the queue, with their contents. More than
+        """Request the next `count` unchanged slots of the queue, with their contents. More than
         `count` slots are read, since some of them have changed."""
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + _seen(count))
@@ -237,8 +238,8 @@ class Scores:
         return answer
 
     def _search(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the slots of lowest score. The answer returns `count` of these slots, and queues
-        others."""
+        """Request the slots of lowest score. Calling the returned answer puts these slots into the
+        queue, and returns the first `count` of them."""
         forgotten, slot_count = self._queue, self.slots.count
         policy = self.policy
         longest = max(policy.queued_calls * count, slot_count // policy.queue_share, 1)

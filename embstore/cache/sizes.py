@@ -1,4 +1,4 @@
-"""Sizes of a pool's slabs, slots and staging. They follow from layout and budget, not past events.
+"""Sizes of a pool's slabs, slots and staging. They depend only on the layout and the budget.
 
 A slab is a sixty-fourth of the budget, within bounds. This is small enough to share memory fairly,
 and large enough that there are few slabs. Each table of sparse keys has a pool of its own, and a
@@ -10,10 +10,10 @@ the buffer, so all pools of a cache share one buffer, whose size is the largest 
 Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all other
 pools; on a GPU, splitting slabs copies all rows.
 
-If the cache has a level two, the rows of level two are in the host's memory. The metadata of its
-slots, some 40 bytes each, is in the device's memory, and counts here as well: the size of each slot
-of level one includes a share of this metadata. The metadata takes at most half of the budget that
-remains after one slab. If rows are short, this limits the size of level two.
+If the cache has a level two, the rows of level two are in the host's memory. The metadata of level
+two's slots, some 40 bytes each, is in the device's memory, and counts here as well: the size of
+each slot of level one includes a share of this metadata. The metadata takes at most half of the
+budget that remains after one slab. If rows are short, this limits the size of level two.
 """
 
 from collections.abc import Collection
@@ -72,8 +72,8 @@ class Sizes:
         below_bytes: int = 0,
         row_keys: RowKeys = DENSE,
     ) -> "Sizes":
-        """Return the sizes of a pool; the pool need not exist yet. With a larger budget, no number
-        of slots or rows is smaller.
+        """Return the sizes of a pool; the pool need not exist yet. A larger budget never makes a
+        number of slots or rows smaller.
 
         below_bytes : budget of level two, in the host's memory
         """

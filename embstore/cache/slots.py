@@ -6,8 +6,9 @@ added and removed at the end. The index is as large as the slots need; an index 
 rebuilt.
 
 The list of free slots is on the host, because only the host takes and frees slots. Taking slots
-only moves the end of the list: the taken slots stay in the array behind it until other slots are
-freed. So the slots taken last can be put back. `eviction.py` logs and evicts the rows in slots.
+only moves the end of the list: the taken slots stay in the array, behind the end of the list, until
+other slots are freed. So the slots taken last can be put back. `eviction.py` logs and evicts the
+rows in slots.
 """
 
 from collections.abc import Callable
@@ -116,7 +117,8 @@ class PoolSlots:
 
     @property
     def _grown_count(self) -> int:
-        """The number of slots if one slab were added, or the incomplete last slab made complete."""
+        """The number of slots if one slab were added, or if the incomplete last slab were
+        completed."""
         return (self.count // self.sizes.slab_slots + 1) * self.sizes.slab_slots
 
     def _index_slots(self, slots: int) -> int:
@@ -235,8 +237,8 @@ class PoolSlots:
         return taken
 
     def put_back(self, count: int) -> None:
-        """Return the `count` slots that were taken last to the list; no key is in these slots
-        yet."""
+        """Put the `count` slots that were taken last back into the list of free slots. No key is in
+        these slots yet."""
         self._free_count += count
 
     def free(self, slots: Slots) -> None:

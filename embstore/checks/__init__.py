@@ -59,12 +59,12 @@ _BY_TYPE: dict[Any, Callable[[Any, str], object]] = {
     dict[str, str]: names_of_names,
 }
 _KINDS = TableConfig, ShardMap, Barrier, Profile, HotSet
-"""Classes of values in commands. Their values are checked when they are made."""
+"""Classes of values in commands. An object of such a class is checked when it is made."""
 
 
 def _by_field(command: Any) -> Any:
-    """Check each field by its name, or, if there is no check for the name, by its type. A default
-    value needs no check."""
+    """Check each field of a command by the field's name, or, if there is no check for the name, by
+    the field's type. A default value needs no check."""
     for field in fields(command):
         value = getattr(command, field.name)
         if isinstance(value, str | None) and value == field.default:

@@ -12,8 +12,8 @@ from embstore.errors import CapacityError, InvalidArgumentError
 
 _PATH_CHARACTERS_MAX = 4096
 _METADATA_DEPTH_MAX = 32
-"""Maximum depth of the metadata of a checkpoint: the process that reads the catalogue can have any
-recursion limit."""
+"""Maximum depth of the metadata of a checkpoint. It is limited because another process may read the
+catalogue, with a lower recursion limit."""
 
 _MEMBERS_MAX = 4096
 """Maximum number of session members that a command can name; a client has far fewer."""

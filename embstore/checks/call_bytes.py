@@ -1,7 +1,8 @@
 """The size of a call's arrays, results included.
 
-A command contains arrays itself. Its answer contains the rows that it `reads`: one row per key, or
-one per bag. Pooled calls also need memory for a row per key during their execution.
+Two things count: the arrays that a command contains, and the rows in the command's answer, if the
+command `reads` rows (one row per key, or one per bag). Pooled calls also need memory for a row per
+key during their execution.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ ConfigOf = Callable[[str, int | None], TableConfig]
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> int:
     """Refuse a command if its arrays, results included, take too much memory.
 
-    Returns the bytes of the rows in its answer, as `reply_bytes` does.
+    Returns the bytes of the rows in the command's answer, as `reply_bytes` does.
     """
     rows = reply_bytes(command, config_of)
     size = rows + _brought_bytes(command, config_of)
@@ -57,7 +58,7 @@ def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     """Return the bytes of the rows in a command's answer, as far as the command's arguments show
     them.
 
-    The result is 0 for a command of a step, whose rows only the session knows.
+    For a command of a step the result is 0, because only the session knows the step's rows.
     """
     reads, total = command.reads, 0
     if reads is c.Reads.ROWS or reads is c.Reads.RECORDS:

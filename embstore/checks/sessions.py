@@ -152,8 +152,8 @@ def _step_bags(part: c.StepBags) -> c.StepBags:
 
 
 def _inverse(given: Any, table: str) -> Inverse:
-    """Return the indices of the announced keys of all occurrences. The upper bound of the indices
-    is checked later."""
+    """Return, for each occurrence of a key, the index of the key among the announced keys. The
+    upper bound of the indices is checked later."""
     inverse: Any = given
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.int32:
         inverse = given.view(np.uint32)  # a negative index becomes an index that is too large
@@ -215,8 +215,8 @@ def _step_gradients(part: c.StepGradients) -> c.StepGradients:
 
 
 def _positions(given: Any, count: int, table: str) -> Any:
-    """Return positions of announced keys in normal form. The upper bound of the positions is
-    checked later."""
+    """Return, in normal form, the positions of some keys among the announced keys. The upper bound
+    of the positions is checked later."""
     positions: Any = given
     if not (isinstance(given, np.ndarray) and given.dtype == np.uint32 and given.ndim == 1):
         try:

@@ -72,8 +72,8 @@ class LookupStep(
     Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
 ):
     """Return the rows of an announced step, in announced order, once all earlier steps are finished
-    (the step's turn). With `early`, a server sends the rows that no unfinished step touches sooner,
-    in a separate answer."""
+    (the step's turn). With `early`, a server sends rows that no unfinished earlier step touches
+    already before that turn, in a separate answer."""
 
     member: str
     step: int

@@ -84,7 +84,7 @@ class DeviceKeys(Protocol):
         """
 
     def again(self, batch: Batch) -> Batch:
-        """Return a batch of the same keys for another call, in which nothing is found yet.
+        """Return a batch of the same keys for another call. The new batch has no findings yet.
 
         `batch` must be synchronized, and have no key outside its table.
         """
@@ -136,11 +136,11 @@ class DeviceKeys(Protocol):
         """
 
     def insert(self, index: IndexArrays, keys: Array | Keys, slots: Array | Slots) -> Answer[bool]:
-        """Add absent, unique keys. The answer is False if the stash is full: in this case the index
-        is unusable, and the caller builds a larger index."""
+        """Add absent, unique keys. The returned answer gives False if the stash is full: in this
+        case the index is unusable, and the caller builds a larger index."""
 
     def insert_slots(self, index: IndexArrays, memory: SlotMemory, slot_count: int) -> bool:
-        """Add the keys of all slots to an empty index; return the answer of `insert`."""
+        """Add the keys of all slots to an empty index; return what the answer of `insert` gives."""
 
     def erase(self, index: IndexArrays, keys: Array | Keys) -> None:
         """Remove unique keys that are in the index."""
@@ -276,11 +276,11 @@ class DeviceRows(Protocol):
         without -1; `places` are unique."""
 
     def read_rows(self, rows: Array, slots: Array) -> Rows:
-        """Return a copy of the rows of slots, without -1. Waits."""
+        """Return a copy of the rows of slots; no slot is -1. Waits."""
 
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
-        """Yield the rows of slots piece by piece: a slice of `slots`, an array of host rows, and
-        the positions of the slice's rows in this array.
+        """Yield the rows of slots piece by piece. Each piece is a triple: a slice of `slots`, an
+        array of host rows, and the positions in this array of the rows of the slice's slots.
 
         The host rows are valid until the next piece is requested.
         """
@@ -359,12 +359,13 @@ class DeviceSlots(Protocol):
         """Halve every count (rounded down); nothing else changes."""
 
     def pin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
-        """Add a pin to each of the slots, which are unique except for -1; -1 is skipped. The answer
-        is how many of the slots had no pin before. A slot has at most PINS_MAX pins."""
+        """Add a pin to each of the slots, which are unique except for -1; -1 is skipped. The
+        returned answer gives how many of the slots had no pin before. A slot has at most PINS_MAX
+        pins."""
 
     def unpin(self, memory: SlotMemory, slots: Array | Slots) -> Answer[int]:
         """Remove a pin from each of the slots, which are unique except for -1; -1 is skipped. Each
-        slot must have a pin. The answer is how many of the slots have no pin now."""
+        slot must have a pin. The returned answer gives how many of the slots have no pin now."""
 
     def foresee(
         self, memory: SlotMemory, slots: Array | Slots, ranks: NDArray[np.int64], clock: int

@@ -1,8 +1,8 @@
 """The size of an index, which is the same on every device.
 
-An index has buckets of 8 keys (one cache line), of whose places at most two thirds are taken. Keys
-whose two buckets are full are in a stash. Each place of a bucket or of the stash contains a key and
-a slot.
+An index has buckets, each with places for 8 keys (one cache line). At most two thirds of all places
+are taken. Keys whose two buckets are full are in a stash. Each place of a bucket or of the stash
+contains a key and a slot.
 """
 
 from embstore.kernels.probe import BUCKET_WIDTH

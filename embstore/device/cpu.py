@@ -1,6 +1,6 @@
 """The CPU: Numba kernels over NumPy arrays, shared among a few threads.
 
-    cpu_work     threads, cutting a call into ranges, scratch memory
+    cpu_work     threads, the ranges of a call, scratch memory
     cpu_memory   arrays, slots in reserved address space
     cpu_keys     unique keys, the index
     cpu_rows     rows of a call, rows of the cache

@@ -16,8 +16,8 @@ CuPy's pool, which a caller may share, or end by waiting for the stream.
 the caller, who may be using another device. Therefore every call sets our device and restores the
 previous device, unless our device is current already.
 
-Freeing device or pinned memory waits for the device. So it is safe to free memory that queued work
-still uses, but it delays the call that does it.
+Freeing device or pinned memory waits for the device. So a call may safely free memory that queued
+work still uses, but the call is delayed.
 """
 
 import time
@@ -389,7 +389,7 @@ class CudaRuntime:
 class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no types
     """Pinned memory outside CuPy's pool; the pool allocates twice the bytes and never frees them.
 
-    The flag is the same as CuPy's: the memory is pinned for every device and thread of the process.
+    As in CuPy's pool, the memory is pinned for every device and thread of the process.
     """
 
     def __init__(self, byte_count: int) -> None:

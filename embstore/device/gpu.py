@@ -4,9 +4,10 @@ The kernels are the `.cu` files of `embstore/kernels`; each file states the form
 here define the order of work, and where arrays are. Work is queued in the runtime (`runtime.py`).
 The host waits where the protocol states that a result is known: once per call if no row is missing.
 
-    a lookup     unique, probe, gather, touch (the last two only if no key misses) ... one wait
+    a lookup     unique, probe; gather and touch if no key is missing ... one wait
     an update    (unique, probe,) sum_by_key ... one wait ... touch, apply
-    misses       read_slots of victims, their rows down; rows up, piece by piece; insert: some waits
+    misses       read_slots of victims; the victims' rows are copied down; the missing rows are
+                 copied up, piece by piece; insert ... several waits
 
     gpu_work     launches, copies, findings           scratch   memory of a call
     gpu_memory   slots, index, arrays                 staging   pinned buffers

@@ -18,8 +18,8 @@ _RANGE_SLOTS, _RANGES = 4096, 1024
 """The number of slots of a range, in which one block counts or collects victims, and the most
 ranges of this size; in larger caches ranges are larger."""
 _ROUNDS = 3
-"""The number of rounds after which a threshold is usually found. If scores are very far apart, as
-many rounds are added, again and again, until it is found."""
+"""The number of rounds after which a threshold is usually found. If scores are very far apart, the
+same number of rounds is queued again and again, until the threshold is found."""
 _SLOTS_READ_MAX = 1 << 20
 
 

@@ -2,9 +2,9 @@
 
 The pass that computes sums also checks that they are finite; another pass applies them. A single
 kernel for both would save writing and reading the sums, a third of the gradients' bytes if each key
-occurs three times. But an update must be known to be valid before the first row changes. So this
-kernel would need another pass over all gradients before it, which reads three times the bytes that
-it saves.
+occurs three times. But an update must be known to be valid before the first row changes. So another
+pass over all gradients would have to run before this kernel, and that pass would read three times
+the bytes that the kernel saves.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ from embstore.layout import VALUE, VALUE_BYTES
 LANES = 32
 """The most lanes (threads of a warp) that process one row together."""
 NONE = (1 << 63) - 1
-"""If nothing was found: the value of a finding that is the lowest position or id."""
+"""The value, if nothing was found, of the findings that are otherwise a lowest position or id."""
 UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
@@ -103,8 +103,8 @@ class GpuWork:
         self.runtime.close()
 
     def launch_in_tiles(self, kernel: str, n: int, *arguments: Argument) -> None:
-        """Run a kernel over n items, whose blocks draw tiles. The counters of the tiles are added
-        as the kernel's last argument."""
+        """Run a kernel over n items; the blocks of this kernel draw tiles. The counters of the
+        tiles are added as the kernel's last argument."""
         tiles = -(-n // TILE)
         self.launch(kernel, tiles * BLOCK_THREADS, *arguments, self.zeros(1 + tiles, np.uint64))
 
@@ -258,8 +258,8 @@ class GpuWork:
     ) -> Answer[None]:
         """Begin to copy adjacent arrays of one block of memory into host arrays.
 
-        A large block is copied piece by piece when the answer is called; the block must not change
-        until then.
+        A large block is copied piece by piece when the caller calls the returned answer. The block
+        must not change until then.
         """
         first, size = arrays[0], sum(array.nbytes for array in arrays)
         if not size:

@@ -99,8 +99,8 @@ class DeviceMemory(Protocol):
         """Copy an array of the device to another of the same length."""
 
     def ask(self, array: Array) -> Answer[NDArray[Any]]:
-        """Begin to copy an array to the host. The array must not change until the answer is
-        called."""
+        """Begin to copy an array to the host. The array must not change until the caller calls the
+        returned answer."""
 
     def staging(self, count: int, layout: Layout) -> Rows:
         """Return a (count, stride) host buffer, which the caller fills and then passes to

@@ -1,16 +1,16 @@
 """Recorded work for COMPUTE: it is collected until the host needs its results, then submitted.
 
 The arrays that a call sends to the device between two waits are packed: small arrays share one
-pinned buffer and one copy, which runs before all work recorded since the pack was opened. Copying a
-sent array earlier than it was recorded does no harm, because work that was recorded before it
-cannot refer to its memory: recorded work keeps references to its arrays, so the memory of these
-arrays is not used for others.
+pinned buffer and one copy, which runs before all work recorded since the pack was opened. So an
+array may be copied before work that was recorded earlier. This does no harm, because such work
+cannot use the array's memory: recorded work keeps references to its own arrays, so their memory is
+not given to other arrays.
 
 Work is submitted when COMPUTE is marked (to wait for it, or to make another stream follow it), when
 a copy needs the host's memory to be free again at once, and by `submit`: after an optimizer's step,
 when a pack is full, and when memory is short. The rest of a call's work is submitted with the work
-of the next call. If a launch fails, the error is raised when it is submitted, later than the call
-that recorded it. On a GPU the errors of queued work are late in any case.
+of the next call. If a launch fails, the error is raised when the launch is submitted, which may be
+after the call that recorded it. On a GPU the errors of queued work are late in any case.
 
 Rejected: a CUDA graph for each verb, layout and class of sizes. The sizes and addresses of launches
 differ from call to call, so the parameters of each node would have to be set again. Setting a

@@ -7,7 +7,8 @@ on scratch memory runs in one stream, COMPUTE, in the order in which it was queu
 block in another stream waits, or makes one stream follow the other.
 
 Free blocks are returned to the device only when the device is out of memory. Long-lived allocations
-are made here as well (`plain`), so that they can have this memory.
+are made here as well (`plain`), so that free blocks are returned if such an allocation needs their
+memory.
 
 Some work must not fail for lack of memory, because a change that is half done is worse than none:
 giving slots to other rows, or updating rows. `secure` is called before such work, when a

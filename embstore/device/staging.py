@@ -218,8 +218,8 @@ class Staging:
 
     def begin_small(self, source: DeviceArray) -> Buffer:
         """Begin to copy an array that COMPUTE writes. The array has fewer than LARGE_BYTES, or is a
-        call's findings. The returned buffer contains the data from the host's next wait for COMPUTE
-        until `end_small`.
+        call's findings. Once the host has waited for COMPUTE, the returned buffer contains the
+        data; it is valid until `end_small`.
         """
         buffer = self._small_down.pop() if self._small_down else Buffer(np.empty(0, np.uint8))
         if len(buffer.memory) < source.nbytes:
@@ -297,7 +297,7 @@ def _shared(
     parts: Sequence[NDArray[np.uint8]], low: int, high: int
 ) -> Iterator[tuple[NDArray[np.uint8], slice]]:
     """Yield the pieces of parts that form the bytes [low, high) of the concatenated parts. With
-    each piece yield the slice of these bytes that it fills."""
+    each piece, yield the slice of these bytes that the piece fills."""
     begin = 0
     for part in parts:
         first, last = max(low, begin), min(high, begin + len(part))

@@ -169,8 +169,8 @@ class Selected:
 
 @dataclass(frozen=True)
 class Missing:
-    """The keys of a call that have no slot in level one, (m,), on the device. The keys that have no
-    slot in level two either come first."""
+    """The keys of a call that have no slot in level one, (m,), on the device. First come the keys
+    that have no slot in level two either."""
 
     keys: Array  # int64
     places: Array  # int32, ids in the call

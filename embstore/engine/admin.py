@@ -161,7 +161,7 @@ def _check_own(engine: "Engine", table: TableState, members: tuple[str, ...]) ->
 
 
 def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
-    """Set the learning rate of updates that contain none."""
+    """Set the learning rate of a table, for updates that do not give a learning rate."""
     members, command = command.members, replace(command, members=())
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
@@ -212,16 +212,16 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
 def prepare_checkpoint(
     engine: "Engine", command: c.Checkpoint, progress: c.Progress | None
 ) -> None:
-    """Log and sync the rows that are dirty at present, before a checkpoint, so that the checkpoint
-    itself needs the engine only for a short time."""
+    """Log and sync the dirty rows before a checkpoint is made, so that the checkpoint itself needs
+    the engine only for a short time."""
     with engine.tables.frame.looking():
         _check_checkpoint(engine, command)
     engine.commits.prepare(progress)
 
 
 def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
-    """Refuse a checkpoint that cannot be kept. The caller has the engine, or is in
-    `Frame.looking`."""
+    """Refuse a checkpoint that cannot be kept. The caller prevents concurrent changes: it has the
+    engine, or is inside a `with` block of `Frame.looking`."""
     storage, limits = engine.storage, engine.tables.limits
     storage.check_usable(write=True)
     size = len(c.metadata_json(given(command.metadata)))
@@ -259,8 +259,8 @@ def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> 
 
 
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
-    """Restore the tables, rows and t of a kept checkpoint. Newer changes are lost; handles stay
-    valid."""
+    """Restore the tables of a kept checkpoint, with their rows and their update counts t. Newer
+    changes are lost; handles stay valid."""
     tables = engine.tables
     if command.force:
         _end_sessions(engine, command)

@@ -29,7 +29,7 @@ class Backups:
 
     def __init__(self, tables: Tables, commits: OwnCommits) -> None:
         self.within: str | None = ANYWHERE
-        """The path or URL below which backups are written; destinations are then names below it.
+        """The path or URL below which backups are written; a destination is a name below it.
         ANYWHERE: destinations are paths or URLs. None: backups are forbidden."""
         self.count = 0
         self.is_running = False
@@ -107,8 +107,8 @@ class Backups:
             progress(done, of)
 
     def _place_of(self, destination: str) -> tuple[str, str]:
-        """Return the path or URL to open for an allowed destination, and the destination's folder
-        below that path; "" if the path is the destination."""
+        """Check that a destination is allowed. Return the path or URL to open, and the name of the
+        destination's folder below it; the name is "" if the opened path is the destination."""
         if self.within is None:
             raise PermissionDeniedError(
                 "this server writes no backups for clients: start it with the directory or URL "

@@ -45,16 +45,16 @@ LOG_BYTES_MAX = 4 << 30
 short."""
 ROWS_BYTES_LEAST = 256 << 20
 ROWS_LEAST = 1 << 20
-"""A commit is made early only if at least so many bytes, or so many rows, have left the cache since
-the last commit."""
+"""Because of evicted rows, a commit is made before its interval ends only if at least this number
+of bytes (ROWS_BYTES_LEAST) or rows (ROWS_LEAST) has left the cache since the last commit."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
-"""If the current segment has more records than this, its index is written before the last piece of
-a commit."""
+"""If the current log segment has more records than this, the segment's index is written before the
+last piece of a commit."""
 _LOOK_S = 60.0
 """Seconds after which the thread checks whether the store is still referenced."""
 _PAUSE_S = 10.0
-"""Seconds from a failed commit to the next try, if a log is long."""
+"""Seconds from a failed commit to the next try, if the commit is due because a log is long."""
 
 
 class OwnCommits:
@@ -62,10 +62,10 @@ class OwnCommits:
 
     Parameters
     ----------
-    options : a commit is made `commit_every_s` after the last commit of any kind; with a command
-        log, also when the replay of that log would take `recovery_s`, or when the log has
-        LOG_BYTES_MAX bytes. Between commits this thread logs dirty rows (`WriteBack`), with the
-        ceiling `dirty_bytes`
+    options : a commit is made `commit_every_s` after the last commit of any kind. If there is a
+        command log, a commit is also made when the replay of that log would take `recovery_s`, or
+        when the log has LOG_BYTES_MAX bytes. Between commits this thread logs dirty rows
+        (`WriteBack`), whose ceiling is `dirty_bytes`
     """
 
     def __init__(self, tables: Tables, options: StoreOptions) -> None:
@@ -118,7 +118,7 @@ class OwnCommits:
 
     @property
     def _is_log_long(self) -> bool:
-        """Whether a log is long, and there are changes after the last commit."""
+        """Whether the command log or the row log is long enough for a commit to be due."""
         log = self._tables.frame.log
         if log is not None:
             if log.replay_s > self.recovery_s or log.files.segments.bytes > LOG_BYTES_MAX:
@@ -202,8 +202,8 @@ class OwnCommits:
         return is_done
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Log and sync dirty rows in pieces, so that a commit need not do this at once. Raises the
-        errors of `commit`."""
+        """Log and sync dirty rows in pieces, so that the commit that follows has few rows left to
+        log. Raises the errors of `commit`."""
         slices = Slices(self._tables.frame, progress)
         flushed = self._flush(slices)
         for _ in range(1, _PASSES_MAX):

@@ -45,7 +45,7 @@ class Digests:
     def leaves(
         self, name: str, table_id: int | None, low: int, progress: Progress | None
     ) -> Leaves:
-        """Return the digest of a table, and its first leaves whose block is at least `low`.
+        """Return the digest of a table, and the leaves of the table's blocks from block `low` on.
 
         At most LEAVES_MAX leaves are returned. Raises the errors of `compute`.
         """
@@ -57,7 +57,7 @@ class Digests:
     def _current(
         self, name: str, table_id: int | None, slices: Slices, progress: Progress | None
     ) -> tuple[Digest, TableState]:
-        """Return the digest as of now, and the table, which holds the digest's leaves."""
+        """Return the table's present digest, and the table's state, which contains the leaves."""
         while True:
             with slices.one():
                 table = self._tables.find(name, table_id)

@@ -105,7 +105,7 @@ class Engine:
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
-        """The device's facts, as of the last stats, or else as of the opening of the store."""
+        """The device's facts as of the opening of the store, or of the last call for stats."""
         self.frequencies = Frequencies(
             storage.files,
             device,
@@ -123,8 +123,8 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.replication = ReplicationRole()
         self.shard: ShardPlace | None = None
-        """The store's place in a cluster, replaced as a whole by `sharding`; None: it is no
-        shard."""
+        """The store's shard number and cluster map; the module `sharding` replaces them as one
+        object. None: the store is no shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
         """Whether `close` makes no commit, because the command log contains the changes."""
@@ -142,8 +142,8 @@ class Engine:
             self._recover(codec, options)
 
     def _recover(self, codec: Callable[[], Codec], options: StoreOptions) -> None:
-        """Execute the logged, uncommitted commands again. Afterwards log new commands, if `options`
-        say so."""
+        """Execute the logged, uncommitted commands again. If `options` ask for a command log, new
+        commands are logged from then on."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
         if self.lost:  # begin it now: CommandLog restores the segment's length, which hides the cut
@@ -212,8 +212,8 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do a command's long work in slices before its turn. An error of `progress` ends the
-        work."""
+        """Do a command's long work in slices, before the command acquires the engine. An error of
+        `progress` ends the work."""
         if self.is_prepared(command):
             self.replication.check(checked(command))
             admin.PREPARATIONS[type(command)](self, command, progress)
@@ -234,9 +234,9 @@ class Engine:
     ) -> Any | StepOutcome | StepLookup:
         """Execute a command; return a handle if the command waits for ranks or steps.
 
-        The command can be acknowledged when the log's `mark` is durable. `origin` names the client
-        and the call, if the server remembers the answer. `is_checked` is true if the command is in
-        normal form.
+        The command can be acknowledged once the command log is durable up to its present `mark`.
+        `origin` names the client and the call; it is given if the server remembers the answer.
+        `is_checked` is true if the command is in normal form.
         """
         if not is_checked:
             command = checked(command)
@@ -266,8 +266,8 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Execute several lookups at once, and return their results. All lookups have the same
-        `admit`. None: a row is not cached, so the lookups would wait. The caller has the engine."""
+        """Execute several lookups of the same `admit` at once. Return their results, or None if a
+        row is not cached, because the lookups would then wait. The caller has the engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -279,8 +279,8 @@ class Engine:
         return HANDLERS[type(command)](self, command, into)
 
     def _go_on_splitting(self) -> None:
-        """Move pools nearer to their target sizes. The running command does not depend on this
-        work; but if an error in the work fails the store, the command raises that error."""
+        """Move pools nearer to their target sizes. The running command does not depend on these
+        moves; but if an error during a move fails the store, the command raises that error."""
         with suppress(EmbstoreError), self.tables.reading():
             if self.tables.splitting.decide():
                 self.storage.begin_change()
@@ -295,14 +295,14 @@ class Engine:
         """Do nothing: rows are read in this process, so a request in advance would gain nothing."""
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse any device but this engine's, because rows are made in this process."""
+        """Refuse every device but this engine's: lookups return rows in that device's memory."""
         if name not in (None, self.device.name):
             raise InvalidArgumentError(
                 f"expected a request for rows on {self.device.name}, found one for rows on {name}"
             )
 
     def lend_device(self) -> Lent:
-        """Return the device, for a trainer in this process with rows in the device's memory."""
+        """Return the device, for a trainer in this process that keeps rows in device memory."""
         return Lent(self.device, self.tables.reading)
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
@@ -327,8 +327,8 @@ class Engine:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys need not wait for any of these: a merge, a commit of the
-        store itself, a GPU, the disk of the command log."""
+        """Whether a call of a few keys will run at once, without waiting for a merge, for a commit
+        that the store makes by itself, for a GPU, or for the disk of the command log."""
         is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
 

@@ -1,6 +1,6 @@
 """`embstore.open`: it checks options, opens storage and device, and makes an engine that uses them.
 
-A server calls `open_engine`, which makes the engine alone.
+A server calls `open_engine`, which returns the engine itself, without a `Store` object around it.
 """
 
 import os
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from embstore.handles.store import Store
 
 _HOST_BYTES_MIN = 64 << 20
-"""Least default size of level two. If level two were smaller, it might lack a slab for one of many
-row layouts, and the open would fail because of a default."""
+"""Least default size of level two. If the default were smaller, a store with many row layouts might
+need more slabs than level two contains, and opening would fail although no size was requested."""
 
 
 @describing(StoreOptions)
@@ -56,9 +56,9 @@ def open(
 ) -> "Store":
     """Open the store in directory `path` at its last commit; make the directory if it is missing.
 
-    The options are the fields of `embstore.options.StoreOptions`. `device` can be a device that is
-    already open, which the store closes. `files` are the file operations; tests pass their own to
-    inject faults.
+    The options are the fields of `embstore.options.StoreOptions`. `device` can also be a device
+    that is already open; the store will close it. `files` are the file operations; tests pass their
+    own to inject faults.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def saying_how_to_mend(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _budget(device: Device, cache_bytes: int | str) -> int:
-    """Return the bytes of the cache, after a check that the device has as many bytes."""
+    """Return the size of the cache in bytes, after checking that the device has enough memory."""
     share = memory_share(cache_bytes)
     budget = int(cache_bytes if share is None else share * device.memory.cache_bytes_max())
     if not budget:

@@ -1,9 +1,10 @@
-"""The execution of the leader's records on a standby: as in recovery, but while the store is open.
+"""The execution of the leader's records on a standby. It is like recovery, but the store is open.
 
 A record is executed, and appended unchanged to the standby's own log, while the standby has the
-engine, so that no commit happens in between. The standby makes each label of the leader at the same
-command as the leader, so that the label exists if the leader later restores it. A label that the
-leader has dropped or protected is dropped or protected here as well.
+engine, so that no commit happens in between. When the leader has made a label after a command, the
+standby makes the label after the same command, so that the standby has the label if the leader
+later restores it. A label that the leader has dropped or protected is dropped or protected here as
+well.
 """
 
 from collections.abc import Iterable
@@ -23,8 +24,8 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
     """Execute records in order. Return the mark up to which the log must be durable so that these
     records survive a crash.
 
-    Raises CorruptTableError if a command does not follow the last command of this store, or if its
-    result differs from the leader's result.
+    Raises CorruptTableError if commands between this store's last command and a record's command
+    are missing, or if a command's result differs from its result on the leader.
     """
     log = engine.log
     assert log is not None
@@ -79,7 +80,8 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
 def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
     """Keep only the leader's labels, and protect the labels that the leader protects.
 
-    The record itself is appended unchanged. If it arrives a second time, it changes nothing.
+    The caller appends the leader's record of the labels, unchanged, to this store's log. A record
+    that arrives a second time changes nothing.
     """
     storage = engine.storage
     before = storage.catalogue.checkpoints

@@ -1,10 +1,10 @@
 """Recovery: after a crash the uncommitted commands are executed again.
 
 The same code that executed the commands executes them again. By the contract their results are
-equal to the bit, and so are table ids, t and command numbers. Limits that were lowered in the
-meantime are ignored: every acknowledged command is executed. During the first execution, commits
-and folds were made between the commands. Recovery makes none, so the row log can become full; if it
-does, recovery makes a commit.
+equal to the bit, and so are table ids, the tables' update counts t, and command numbers. Limits
+that were lowered in the meantime are ignored: every acknowledged command is executed. During the
+first execution, commits and folds were made between the commands. Recovery makes commits and folds
+only if the row log becomes full.
 
 The command log also contains the answers to calls, and recovery restores these: if a client sends a
 call again, the call gets the answer that it would have got before the crash. If a command was
@@ -67,8 +67,8 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
 def executing_again(engine: "Engine") -> Iterator[None]:
     """Allow the execution of commands that were acknowledged before.
 
-    Limits are ignored, and each command keeps the life in its record: the id of the process that
-    executed it first.
+    Limits are ignored. Each command keeps the life that its record contains, which is the id of the
+    process that first executed the command.
     """
     tables = engine.tables
     limits, tables.limits = tables.limits, _unlimited(tables.limits)
@@ -81,8 +81,8 @@ def executing_again(engine: "Engine") -> Iterator[None]:
 
 
 def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
-    """Execute an entry of a log in its turn. Return whether the entry was a command that this store
-    did not have yet."""
+    """Execute an entry of a log, unless this store has executed it already. Entries must be passed
+    in order. Return whether the entry was a command that this store had not executed yet."""
     tables = engine.tables
     now = tables.frame.command_number
     if logged.number > now + logged.is_counted:
@@ -154,8 +154,8 @@ the command again."""
 
 
 def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:
-    """Keep the answer of a call. If `result` is None, the answer is lost, but the call was
-    executed."""
+    """Remember the answer to a call. If `result` is None, only the fact that the call was executed
+    is remembered, because the answer is lost."""
     if logged.origin is not None:
         state = replace(context(engine, memory.instance), command=logged.number)
         memory.answers.add(logged.origin, Answer(type(logged.command).__name__, result, state))

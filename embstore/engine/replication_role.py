@@ -1,4 +1,4 @@
-"""The replication role of a store: it is a leader, a standby, or replaced.
+"""The replication role of a store: leader, standby, or replaced leader.
 
 An embedded store is always a leader. A server (`embstore_server.replication.following`) sets the
 role here. A store then refuses commands that write if the writes would be lost, and its stats show

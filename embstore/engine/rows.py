@@ -56,11 +56,10 @@ def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
 def lookup_resident(
     engine: "Engine", commands: Sequence[c.Lookup], outs: Sequence[Out]
 ) -> list[RowsRead] | None:
-    """Execute several lookups at once, and return their rows. All lookups must have the same
-    `admit`.
+    """Execute several lookups at once, and return their rows; return None if a row is not in the
+    cache, because the lookups would then wait for the disk.
 
-    None: a row is not in the cache, so the lookups would wait for the disk. Several commands can
-    read the same table.
+    All lookups must have the same `admit`. Several lookups can read the same table.
     """
     return _lookup(engine, commands, outs, resident_only=True)
 
@@ -99,7 +98,7 @@ def _rows_read(shares: Sequence[Share], rows: Sequence[Any]) -> RowsRead:
 
 
 def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRead:
-    """Return pooled rows of bags of several tables."""
+    """Return one pooled row (a sum or mean of rows) per bag of keys, for several tables."""
     tables = engine.tables
     with tables.reading():
         _check_bytes(engine, command)
@@ -175,7 +174,7 @@ def _check_named(engine: "Engine", options: c.UpdateOptions) -> None:
 
 
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:
-    """Update several tables once by the gradients of bags."""
+    """Apply one update to several tables, by the gradients of bags."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         shares = [_bag_share(engine, part) for part in command.tables]
@@ -186,7 +185,7 @@ def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> Acknowl
 
 
 def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> AcknowledgedUpdate:
-    """Update several tables once by the gradients of several ranks."""
+    """Apply one update to several tables, by the gradients of several ranks."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         ranks = [gradient_shares(engine.tables, rank.tables) for rank in command.ranks]
@@ -253,10 +252,10 @@ def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdat
 
 
 def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> AcknowledgedUpdate:
-    """Set weights and state of rows of a session's tables; the session is their only writer.
+    """Set weights and state of rows of a session's tables. No other client writes these tables.
 
-    All announced steps must be finished before this command, because their rows may have been sent
-    early.
+    All announced steps must be finished before this command: otherwise ranks could already have
+    received rows of an unfinished step, which this command would make outdated.
     """
     with _writing_of(engine, command.member, command):
         session = engine.sessions.check_may_put(command.member)
@@ -309,14 +308,14 @@ def _acknowledged(
 
 
 def _share(engine: "Engine", part: c.TableKeys | c.PooledKeys) -> Share:
-    """Return a table's share of a command for keys, which must be in the memory of the host or of
-    this device."""
+    """Return the `Share` for one part of a command: a table and its keys. The keys must be in host
+    memory or in the memory of this device."""
     table = engine.tables.find(part.table, part.table_id)
     return Share(table, keys_of(table, part.keys))
 
 
 def _bag_share(engine: "Engine", part: c.PooledGradients) -> Share:
-    """Return one table's share of an update by the gradients of bags."""
+    """Return the `Share` for one table of an update by the gradients of bags."""
     table, bags = engine.tables.find(part.table, part.table_id), part.bags
     rows = gradients_of(table, part.gradients, len(bags.offsets) - 1)
     return Share(table, keys_of(table, part.keys), bag_gradients(rows, bags))

@@ -52,7 +52,7 @@ class ScanPlaces:
     def take(self, scan: str, replaced: ScanPlace | None) -> ScanPlace:
         """Register a new scan, and return its registration.
 
-        `replaced` is the registration of a scan that will end, and does not count for the limits.
+        `replaced` is the registration of a scan that will end; it does not count for the limits.
 
         Raises CapacityError if there are too many scans.
         """
@@ -70,8 +70,8 @@ class ScanPlaces:
         return place
 
     def reserve(self, place: ScanPlace, replaced: ScanPlace | None, more: int) -> None:
-        """Count more bytes that a scan will need. Raises CapacityError if the bytes exceed a
-        bound."""
+        """Add `more` bytes, which a scan will need, to its registration. Raises CapacityError if
+        the registered bytes would exceed a bound."""
         with self._lock:
             own = self._of(place.owner, replaced)
             if len(own) > 1:

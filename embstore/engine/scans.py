@@ -97,7 +97,7 @@ class Scans:
         Raises
         ------
         TableNotFoundError : the table does not exist, or did not exist at one of the checkpoints.
-        CheckpointNotFoundError : a label is not kept.
+        CheckpointNotFoundError : no checkpoint is kept under `label` or under `since`.
         InvalidArgumentError : `since` is newer than the scanned state.
         CapacityError : too many scans are open, or the scans need too much memory, or there is no
             space for a commit.

@@ -1,9 +1,9 @@
 """A store as a shard of a cluster: the shard's map, pauses of its writes, and rows that are moved.
 
 A store's place among the shards (its shard number and map) is durable before it is acknowledged
-(`embstore.storage.shard`). During a pause, the frame refuses a command that writes at the moment
-when the command acquires the engine. Therefore no write is applied after the answer to the pause,
-not even a write that was queued before.
+(`embstore.storage.shard`). During a pause, a command that writes is refused when it acquires the
+engine. Therefore, once the request to pause is answered, no write is applied, not even a write that
+was queued before.
 
 **Commands by a map.** The sender of a command splits the command by the map that the sender has. A
 shard executes the command if the shard's own map splits it in the same way. The shard checks this
@@ -126,8 +126,8 @@ def _end_sessions(engine: "Engine") -> None:
 
 
 def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
-    """Bring a shard without partitions to the position of the other shards. The caller has the
-    engine."""
+    """Give a shard without partitions the tables, update counts, resume positions and command
+    number of the other shards, as `barrier` describes them. The caller has the engine."""
     own, tables, storage = _place_of(engine), engine.tables, engine.storage
     if own.partitions or place.partitions:
         raise InvalidArgumentError(
@@ -162,7 +162,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
 
 
 def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
-    """Pause the shard's writes, and return the store's position."""
+    """Pause the shard's writes, and return the point that the store has reached (`barrier`)."""
     with engine.tables.reading():
         place, frame = _place_of(engine).paused(command.by), engine.tables.frame
         if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
@@ -179,11 +179,12 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
 
 
 def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> bool:
-    """Return whether a command that writes must still be applied so that this store reaches a
-    barrier. The caller has the engine.
+    """Return whether this store must still apply a command that writes, to reach the barrier
+    `until`. The caller has the engine.
 
-    A step of a session must be applied if its number is not after the barrier. Any other command
-    must be applied as long as a table lacks updates.
+    A step of a session must be applied if its number is not higher than the session's step in the
+    barrier. Any other command must be applied as long as a table has fewer updates than in the
+    barrier.
     """
     if place is not None:
         return any(
@@ -210,7 +211,8 @@ def _become(engine: "Engine", place: ShardPlace) -> None:
 
 
 def barrier(engine: "Engine") -> Barrier:
-    """Return a store's position. The caller has the engine."""
+    """Return the point that a store has reached: its command number, its tables with their update
+    counts, and the resume positions of sessions. The caller has the engine."""
     tables = engine.tables
     return Barrier(
         tables.frame.command_number,
@@ -227,8 +229,8 @@ def barrier(engine: "Engine") -> Barrier:
 
 
 def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
-    """Raise InvalidArgumentError if one of `keys` is in a partition that this shard owns already.
-    The rows of `keys` are to be moved to this shard.
+    """Check the keys of rows that are being moved to this shard: raise InvalidArgumentError if one
+    of the keys is in a partition that this shard owns already.
 
     The caller has the engine.
     """

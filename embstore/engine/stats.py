@@ -178,8 +178,8 @@ class PoolStats:
 
 @dataclass
 class SplitStats:
-    """One pool's part of the cache, as it was last decided from the estimated misses of the lookups
-    in the pool.
+    """One pool's part of the cache, according to the last decision. The decision is based on
+    estimates of the misses of lookups.
 
     Values are 0 if there was no decision since the last change of the pools or of the cache's size.
     """
@@ -254,7 +254,7 @@ class CacheStats:
 
 @dataclass
 class CommandLogStats:
-    """The command log, which has the commands that no commit contains yet."""
+    """The command log, which contains the commands after the last commit."""
 
     durability: str = text(
         "What survives a crash: the last commit, all but the last moments, or every command.",

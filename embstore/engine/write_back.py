@@ -66,8 +66,8 @@ class WriteBack:
         self.bytes_per_s: float = _RATE
         """Number of bytes per second that storage writes, syncs included."""
         self.owed_bytes = 0
-        """Number of bytes that the last command made dirty, if dirty bytes are above the
-        ceiling."""
+        """Number of bytes that the last command made dirty, at least PIECE_BYTES; 0 unless dirty
+        bytes are above the ceiling."""
         self.written_bytes = 0
         """Number of bytes that the background writer and calls have logged because of the
         ceiling."""
@@ -116,7 +116,8 @@ class WriteBack:
 
     @property
     def _is_level_two_short(self) -> bool:
-        """Whether all victims in level two could be dirty after a few more calls."""
+        """Whether, after a few more calls, all rows that can be evicted from level two could be
+        dirty."""
         if self._tables.host_arena is None:
             return False
         return _CALLS * (self._sunk_bytes - self._sunk) > self._room_bytes - self._filled_bytes
@@ -131,8 +132,8 @@ class WriteBack:
     def _room_bytes(self) -> int:
         """Number of bytes of rows that level two can contain.
 
-        This is the budget of level two, but at most as many bytes as there is space in level one
-        for the keys and scores of these rows.
+        This is the budget of level two, or less: level one stores the keys and scores of the rows
+        of level two, and its space for them is limited.
         """
         arena = self._tables.host_arena
         limit = sum(p.slots_below * p.layout.row_bytes for p in list(self._tables.pools.values()))

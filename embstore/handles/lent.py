@@ -1,9 +1,9 @@
 """The device of a store in this process, lent to a trainer that keeps rows of its own there.
 
 A trainer that computes on the store's device needs its own rows there too: the rows of a hot set,
-or the rows in flight (of its last steps, if it runs ahead of the store). These rows lie outside the
+or, if the trainer runs ahead of the store, the rows of its last steps. These rows lie outside the
 cache. The store's kernels read, sum and update them, so that the bits are the same. One thread uses
-a device at a time, so each method waits for its turn among the store's calls.
+a device at a time, so each method waits until the store's calls that came earlier have ended.
 `embstore.tables.lent` implements the interface.
 """
 
@@ -57,7 +57,7 @@ class LentRows(Protocol):
         arrays of a `LookupStep` with ON_DEVICE. Slots can be repeated."""
 
     def pooled(self, slots: Slots, inverse: NDArray[np.int32], bags: Bags) -> Any:
-        """Return the pooled weights of bags of slots, (bags, dim), as `take` does.
+        """Return the pooled weights of bags of slots, (bags, dim), as a new array on the device.
 
         inverse : (n,), the index of each occurrence among the slots
         """
@@ -88,11 +88,11 @@ class LentRows(Protocol):
 
 
 class LentDevice(Protocol):
-    """The lent device, for a trainer in this process. Any thread."""
+    """The lent device, for a trainer in this process. Any thread can call the methods."""
 
     is_queued: bool
-    """Whether the device has its own memory and a queue of work; else it uses the host's memory, as
-    the trainer's arrays do."""
+    """Whether the device has its own memory and a queue of work. If not, it uses the host's memory,
+    in which the trainer's arrays are too."""
 
     def rows(self, config: TableConfig, count: int) -> LentRows:
         """Return `count` slots for rows of a table.

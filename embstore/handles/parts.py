@@ -60,15 +60,15 @@ def gradients(value: Any) -> tuple[c.TableGradients, ...]:
 
 
 def filled(read: RowsRead, outs: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return rows by table: the caller's output array, filled, if there is one, else the rows that
-    were read."""
+    """Return the rows that were read, by table. If the caller gave an output array for a table,
+    fill that array and return it."""
     own = {name: out for name, out in outs.items() if out is not None}
     return {table.table: own.get(table.table, table.rows) for table in read.tables}
 
 
 def bags(value: Any, mode: Any, weights: Any) -> dict[str, tuple[Any, c.Bags]]:
-    """Return {table: (keys, bags)} from {table: (keys, offsets)}; `weights` can name some
-    tables."""
+    """Return {table: (keys, bags)} from {table: (keys, offsets)}; `weights` can name only some of
+    the tables."""
     given = mapping(value, "bags")
     weighted, found = some_of(weights, "weights", given), {}
     for name, pair in given.items():

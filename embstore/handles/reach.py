@@ -8,7 +8,8 @@ from embstore.handles.lent import LentDevice
 
 
 class Reach:
-    """Methods of `Sessions` about the memory in which rows of steps can be. Any thread."""
+    """Methods of `Sessions` that tell in which memory the rows of steps can be. Any thread can call
+    them."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

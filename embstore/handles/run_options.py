@@ -1,5 +1,5 @@
-"""The options of a trainer's run over a session: name, default, meaning and check of each, in one
-place.
+"""The options of a trainer's run over a session: the name, default, meaning and check of each
+option, in one place.
 
 `Store.session` takes the options by name and shows this text in its help. The classes of runs, with
 or without hot and cold rows, take them as one value.
@@ -31,13 +31,13 @@ class RunOptions:
     shared : whether other clients can write to the tables too
     lease_ms : milliseconds for which a trainer can be silent before its session ends
     rank_timeout_ms : time in milliseconds that ranks wait for one another before the session fails
-    wait_s : longest time in seconds for which entering a run waits for a rank and tables that
-        another trainer uses; if that trainer was killed, rank and tables are free when its lease
+    wait_s : longest wait in seconds when a run is entered while another trainer uses the run's rank
+        or tables; if that trainer was killed, rank and tables are free when that trainer's lease
         runs out. None: one and a half leases
     waits : "late": each update waits for the store, and each lookup waits for the rows that the
         update changed; "none": the trainer applies updates itself, and the store follows
-    depth : with waits="none", the most steps that can be finished at the trainer and not yet
-        acknowledged, at most `lookahead`; None: 4, or `lookahead` if that is less
+    depth : with waits="none", the maximum number of steps that the trainer has finished and the
+        store has not yet acknowledged; at most `lookahead`. None: 4, or `lookahead` if that is less
     all_gather : with waits="none" and several ranks, a function that returns the objects which all
         ranks passed to it, in rank order, as `torch.distributed.all_gather_object` does
     resume : for a run whose name was used before: True if the loops are given the batches of all

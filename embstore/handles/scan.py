@@ -17,7 +17,7 @@ from embstore.layout import VALUE_BYTES
 from embstore.results import ScannedRows
 
 BATCH_BYTES = 8 << 20
-"""The bytes of a batch if its number of rows is not given: larger batches are no faster."""
+"""The bytes of a batch if the caller gives no number of rows. Larger batches are no faster."""
 
 
 DELETED_KEYS = 1 << 20
@@ -25,7 +25,8 @@ DELETED_KEYS = 1 << 20
 
 
 class Scan:
-    """An iterator over a table's written rows by ascending key, all as of one command.
+    """An iterator over a table's written rows by ascending key. All rows are as they were after the
+    same command.
 
     Each batch is (keys (n,) int64, weights (n, dim) float32), followed by state (n, state_dim)
     float32 if the caller asked for it. A scan is closed when its end is reached, when `close` is
@@ -66,14 +67,14 @@ class Scan:
         """The checkpoint whose rows the scan omits unless they were written again; None: it omits
         no rows."""
         self.command: int = facts.command
-        """The last command whose effect is in the rows."""
+        """The number of the last command whose effect the rows contain."""
         self.since_command: int = facts.since_command
         self.config: TableConfig = facts.table.config
         """The table's configuration at `command`, with its rows and learning rate."""
         self.t: int = facts.table.t
         """The table's t at `command`."""
         self.since_t: int = facts.since_t
-        """The table's t at the checkpoint `since`."""
+        """The table's t, its number of applied updates, at the checkpoint `since`."""
         self.rows: int = facts.rows
         """The number of rows in all batches."""
         self.deleted_rows: int = facts.deleted
@@ -119,7 +120,8 @@ class Scan:
         return _batch(self.read(low, rows))
 
     def read(self, low: int, rows: int) -> ScannedRows:
-        """Return the rows of `page`, with the argument `low` of the next page.
+        """Return the rows that `page` would return, and the argument `low` with which the next page
+        begins.
 
         For sparse keys, `low` is a position in the stored order and not a key.
         """

@@ -92,7 +92,7 @@ MakeRows = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
 
 
 class Serving(NamedTuple):
-    """The process that runs the sessions now, and the store's state."""
+    """The process that runs the sessions now, and the epoch of the store."""
 
     process: str
     """The id of the server's process; sessions end with the process. Empty: the store is
@@ -102,14 +102,15 @@ class Serving(NamedTuple):
 
 
 class Sessions(Reach):
-    """Look-ahead sessions, by their commands. Any thread.
+    """Look-ahead sessions: one method for each of their commands. Any thread can call the methods.
 
     A rank identifies itself by its **member**, a secret from `join`. Steps are numbered
     consecutively from the session's resume position; a rank can repeat a call for a step, and gets
     the same answer. A call renews its member's lease when it begins, but not while it waits for a
     server: a client whose call may wait longer than the lease must call `renew` meanwhile.
 
-    One class has all commands of a session, because each is a method with its own documentation.
+    One class has all commands of a session, because each command is a method with its own
+    documentation.
     """
 
     # Opening and closing
@@ -131,14 +132,15 @@ class Sessions(Reach):
 
         Parameters
         ----------
-        name : 1 to 255 printable characters; a name that was used before resumes after its last
-            finished step
+        name : 1 to 255 printable characters; if the name was used before, the session resumes after
+            the last step that was finished under the name
         tables : tables that steps can name; the session is their only writer until it ends
-        lookahead_steps_max : most steps that can be announced beyond the last finished step
+        lookahead_steps_max : maximum number of steps that can be announced beyond the last finished
+            step
         world_size : number of ranks that share each step
         planner : time at which rows are fetched. "per_step": just in time for their step;
             "group:N": for N steps at once; "window": as soon as their step is announced
-        shared : whether other clients can write to the tables as well; no rows arrive early then
+        shared : whether other clients can write to the tables as well; if so, no rows arrive early
         lease_ms : milliseconds for which a rank can be silent before the session ends; ten minutes
             at most
         rank_timeout_ms : milliseconds that ranks wait for one another before the session fails
@@ -180,8 +182,8 @@ class Sessions(Reach):
         return self._executor.execute(c.JoinSession(name, rank, chosen))
 
     def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
-        """Renew the rank's lease, as all its other calls do. This call does not wait for other
-        ranks."""
+        """Renew the rank's lease, as every other call of the rank does. This call does not wait for
+        other ranks."""
         return self._executor.execute(c.RenewLease(member), timeout_s=timeout_s)
 
     def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
@@ -212,8 +214,8 @@ class Sessions(Reach):
         return {name: found[name] for name in names}
 
     def t(self, tables: Iterable[str]) -> dict[str, int]:
-        """Return t, the number of applied updates, of each table, by name. For tables of a session
-        it is t after the last finished step."""
+        """Return t, the number of applied updates, of each table, by name. For a table of a session
+        this is t after the session's last finished step."""
         return {name: table.t for name, table in self.tables(tables).items()}
 
     def call_bytes_max(self) -> int:
@@ -264,9 +266,10 @@ class Sessions(Reach):
             can be in the memory of the device that has the tables, as in `Table.lookup`; the arrays
             of a function must be in that memory, unless the store is embedded
         on_device : whether the rows are new arrays in the memory of the device that has the tables:
-            CuPy arrays of a GPU, complete for later work in CuPy's current stream. A server that
-            shares its GPU's memory with this process lends the arrays, as in `Table.lookup`; use
-            them in that stream, or in the stream in which the step's gradients are computed
+            CuPy arrays of a GPU. Work that is later queued in CuPy's current stream finds the
+            arrays complete. A server that shares its GPU's memory with this process lends the
+            arrays, as in `Table.lookup`; use them in that stream, or in the stream in which the
+            step's gradients are computed
         timeout_s : longest wait for earlier steps, in seconds; None: the session's rank_timeout_ms
 
         Raises
@@ -354,11 +357,12 @@ class Sessions(Reach):
         summed by key.
 
         learning_rate : one rate, or rates by table, for this update only; None: the tables' rates
-        rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
-            announced tables and keys in their order; None: no check. A cluster compares only an
-            `embstore.commands.RowsChecksum`
-        is_finite : whether rule 9 accepts the update of all ranks, if the caller knows; False skips
-            the update (or refuses it, see `on_nonfinite`)
+        rows_checksum : `embstore.arithmetic.checksum` of the rows before the update: all rows of
+            the step, with tables and keys in the announced order; None: no check. A cluster
+            compares only an `embstore.commands.RowsChecksum`
+        is_finite : whether rule 9 of contract.md (finite gradients) accepts the update of all
+            ranks; None: the caller does not know. False skips the update (or refuses it, see
+            `on_nonfinite`)
 
         Raises
         ------
@@ -389,8 +393,8 @@ class Sessions(Reach):
     # Rows that were trained elsewhere
 
     def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
-        """Set rows of the session's tables, as their only writer. A hot replica (a trainer's copy
-        of hot rows) sends its rows back by this method.
+        """Set rows of the session's tables. The session must be the only writer of its tables. A
+        hot replica (a trainer's copy of hot rows) sends its rows back by this method.
 
         One command sets the rows of all tables; `Table.put_rows` sets rows of one table. All
         announced steps must be finished first, because their rows may have been sent early.
@@ -416,10 +420,10 @@ class Sessions(Reach):
         """Delete rows of one of the session's tables. `Table.delete` is refused while a session
         uses the table.
 
-        The deletion is executed in its turn on the engine, usually between two steps. A step that
-        is looked up after the deletion gets rows without the deleted content, even if its rows were
-        sent early or requested by `prefetch_step`. A step that was looked up before the deletion
-        can still be updated.
+        The engine executes the deletion after the calls that came earlier, usually between two
+        steps. A step that is looked up after the deletion gets rows without the deleted content,
+        even if its rows were sent early or requested by `prefetch_step`. A step that was looked up
+        before the deletion can still be updated.
 
         Raises
         ------
@@ -435,7 +439,8 @@ class Sessions(Reach):
         return self._executor.execute(c.ClearTable(table, member=member))
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return the stats of every open session, combined with the stats of planning."""
+        """Return the stats of every open session. Each of them also contains the stats of planning,
+        which are the same for all sessions."""
         found = self._executor.execute(c.GetStats())["sessions"]
         return [session | found["planning"] for session in found["open"]]
 

@@ -38,7 +38,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         """Create a store whose commands `executor` executes. The executor must answer the first
         command within `timeout_s`."""
         self.executor = executor
-        """The executor of commands; for an embedded store the engine."""
+        """The executor of commands; for an embedded store this is the engine."""
         self.sessions = Sessions(executor)
         """Look-ahead sessions by their commands; a trainer uses the method `session`."""
         info = executor.execute(c.GetServerInfo(), timeout_s=timeout_s)

@@ -45,7 +45,8 @@ class StoreCache:
         self.executor.execute(c.ResizeCache(cache_bytes))
 
     def set_policy(self, policy: str) -> None:
-        """Choose the policy by which rows leave the cache, until the store is opened again.
+        """Choose the policy that decides which rows leave the cache. The choice holds until the
+        store is opened again.
 
         Rows keep their slots, and their counts start again, because the counts of the old policy
         have no meaning under the new policy. Imported profiles have the same effect as if the store
@@ -67,9 +68,9 @@ class StoreCache:
 
         Parameters
         ----------
-        source : "counted": the counts of this store, which cover the share `count_rate` of its
-            lookups (exact up to a million rows of a table, see `TableProfile.error`), with a
-            recording of the order of calls; or "imported": the imported profile
+        source : "counted": the counts of this store, and a recording of the order of calls; or
+            "imported": the imported profile. The counts cover the share `count_rate` of the store's
+            lookups. They are exact up to a million rows of a table, see `TableProfile.error`
         """
         return self.executor.execute(c.ExportProfile(source))
 

@@ -38,7 +38,7 @@ class StoreShards:
         self.executor.execute(c.SetShardMap(shard_map, barrier))
 
     def pause_writes(self, by: str, until: Barrier | None = None, *, lease_ms: int = 0) -> Barrier:
-        """Make a shard refuse all commands that write, and return its position.
+        """Make a shard refuse all commands that write, and return the shard's position.
 
         The pause ends when writes are resumed, or when the shard gets the next map. Without a lease
         the pause is durable when this call returns; with a lease it also ends when the lease has

@@ -109,7 +109,8 @@ class StoreTables:
         Parameters
         ----------
         keys : {name: (n,) int64}
-        admit, out, counts : as in `Table.lookup`; `out` and `counts` can name some of the tables
+        admit, out, counts : as in `Table.lookup`; `out` and `counts` can name only some of the
+            tables
         """
         named = mapping(keys, "keys")
         given, counted = parts.some_of(out, "out", named), parts.some_of(counts, "counts", named)
@@ -134,8 +135,8 @@ class StoreTables:
         Parameters
         ----------
         bags : {name: (keys (n,), offsets (bags + 1,))}
-        mode, weights, admit, out : as in `Table.lookup_pooled`; `weights` and `out` can name some
-            of the tables
+        mode, weights, admit, out : as in `Table.lookup_pooled`; `weights` and `out` can name only
+            some of the tables
         """
         named = parts.bags(bags, mode, weights)
         given = parts.some_of(out, "out", named)
@@ -155,7 +156,8 @@ class StoreTables:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply the gradients of bags to several tables, to all or to none.
+        """Apply the gradients of bags to several tables: either all of these tables change, or
+        none.
 
         `bags` are as in `lookup_pooled`, `gradients` are {name: (bags, dim)} for the same tables.
         The options are as in `update`.
@@ -177,8 +179,8 @@ class StoreTables:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply one update, {name: (keys (n,), gradients (n, dim))}, to all of several tables or to
-        none.
+        """Apply one update, {name: (keys (n,), gradients (n, dim))}, to several tables: either all
+        of these tables change, or none.
 
         The options are as in `Table.update`. Learning rates can be given by table, {name: rate}:
         other tables use their own rate, and rates of tables without gradients have no effect.

@@ -18,11 +18,11 @@ from embstore.results import Acknowledged, AcknowledgedUpdate, Deleted, RowsRead
 
 
 class Table(TableProperties):
-    """One table of a store. Any thread.
+    """One table of a store. Any thread can call the methods.
 
     Keys are int64 in [0, rows), in any order, repeated or not. Rows and gradients are float32
     (float16 is widened). Arrays passed as `out` are filled and returned. The handle stands for this
-    table, and not for another table that is later created with its name.
+    table, and not for another table that is later created with the same name.
 
     Each property queries the store: for a server's table this is a call of half a millisecond. In a
     loop, keep the value in a variable.
@@ -45,10 +45,10 @@ class Table(TableProperties):
 
         Parameters
         ----------
-        keys : (n,) int64. For a store on a GPU that is embedded, or whose server shares its GPU's
-            memory, `keys` and `out` can also be arrays in the GPU's memory (of CuPy, PyTorch or
-            Numba: objects with `__cuda_array_interface__`). Without `out`, an embedded store
-            refuses such keys, and a server returns a CuPy array in that memory
+        keys : (n,) int64. If the store's rows are on a GPU, and the store is embedded or its server
+            shares the GPU's memory, `keys` and `out` can also be arrays in the GPU's memory (of
+            CuPy, PyTorch or Numba: objects with `__cuda_array_interface__`). Without `out`, an
+            embedded store refuses such keys, and a server returns a CuPy array in that memory
         admit : whether missed rows enter the cache; False leaves the cache unchanged
         out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
         counts : (n,) integers, 1 to 2**32 - 1, the number of accesses that each key stands for,
@@ -115,7 +115,7 @@ class Table(TableProperties):
         with_state: bool = False,
         timeout_s: float | None = None,
     ) -> Scan:
-        """Return an iterator over the written rows by ascending key, all as of one command.
+        """Return an iterator by ascending key over written rows, as they were after one command.
 
         The scan omits rows that were never written: such a row has the initializer's value for its
         key. Other calls are executed meanwhile, and the cache does not change.
@@ -213,10 +213,10 @@ class Table(TableProperties):
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> Acknowledged:
-        """Apply one update from several ranks: (keys, gradients) of each rank, added in rank order.
+        """Apply one update from several ranks, with (keys, gradients) of each rank.
 
-        The result follows docs/contract.md, rule 6, and differs in its last bits from one update
-        with all keys together.
+        The gradients are added in rank order (docs/contract.md, rule 6). The result differs in its
+        last bits from one update with all keys together.
         """
         pairs = [parts.arrays(rank, 2, self.name) for rank in parts.ranks(ranks, self.name)]
         shares = [c.TableGradients(self.name, self.table_id, *pair) for pair in pairs]
@@ -229,8 +229,8 @@ class Table(TableProperties):
         """Set rows, (n, dim) float32. If a key is repeated, its last row wins. Optimizer state is
         reset.
 
-        Infinities are stored unchanged, NaNs as the one NaN of the contract; t does not change.
-        Arrays in the device's memory are copied to the host, here and in `put_rows`.
+        Infinities are stored unchanged; every NaN becomes the contract's one NaN. t does not
+        change. Arrays in the device's memory are copied to the host, here and in `put_rows`.
         """
         command: Any = c.Assign(self._keys(keys), rows)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
@@ -246,10 +246,10 @@ class Table(TableProperties):
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Delete rows, as if they had never been written; return how many of them were written.
+        """Delete rows; return how many of the deleted rows were written rows.
 
         The next lookup of a deleted key returns the initial row, its optimizer state is reset, and
-        the digest equals the digest of a table that never had the row; t does not change. Kept
+        the digest is the same as if the row had never been written; t does not change. Kept
         checkpoints keep the rows. Space is freed by the merges that follow a commit.
 
         Parameters
@@ -292,7 +292,7 @@ class Table(TableProperties):
         return self._executor.execute(command, timeout_s=timeout_s).digest
 
     def leaves(self, *, timeout_s: float | None = None) -> Iterator[tuple[int, str]]:
-        """Yield the blocks and leaves (64 hexadecimal digits) of the digest, in ascending order.
+        """Yield (block, leaf) pairs of the digest, by ascending block; a leaf has 64 hex digits.
 
         Leaves show where two stores differ: a block has 256 keys. This costs as much as `digest`.
 

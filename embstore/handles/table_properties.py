@@ -7,13 +7,13 @@ from embstore.results import TableDescription
 
 
 class TableProperties:
-    """Configuration and t of a table; a `Table` inherits them."""
+    """Configuration and t of a table. `Table` inherits these properties."""
 
     def __init__(self, executor: Executor, described: TableDescription) -> None:
         self._executor = executor
         self.name = described.config.name
         self.table_id = described.table_id
-        """The id of this table in the store, which is never used again."""
+        """The id of this table in the store. No other table of the store ever gets this id."""
 
     def __repr__(self) -> str:
         return f"<embstore.Table {self.name!r}>"

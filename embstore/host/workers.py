@@ -1,4 +1,5 @@
-"""A few threads that share the ranges of one call with its caller.
+"""A few worker threads. A call is cut into ranges, which the calling thread and the workers execute
+together.
 
 `run` calls `work(low, high)` once per range, in the calling thread and in the workers, and returns
 the results in the order of the ranges. The work is a kernel that runs without the GIL. Threads take

@@ -9,7 +9,7 @@ once. Lookups with admit=False are not counted.
 
 Counters belong to table ids, and recordings to table names. The counter and the recording of a
 table are deleted when it is dropped or when a restore removes it; a later table of the same name
-starts from zero. If a restore leaves a table fewer rows, the counts of the removed rows and the
+starts from zero. If a table has fewer rows after a restore, the counts of the removed rows and the
 table's recording are deleted. After a restart, the counts are read from the disk (kept.py), and
 scaled if the rate has changed; the recording is lost.
 """

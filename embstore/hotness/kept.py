@@ -1,8 +1,8 @@
 """Profiles and the hot set in a store's directory.
 
-    frequency/ID.imported   the imported profile that ranks the rows of table ID, unchanged
+    frequency/ID.imported   the profile that ranks the rows of table ID, as it was imported
     frequency/ID.counted    the counts of table ID when the store was closed
-    frequency/HOTSET        the hot set that is pinned, its tables by id
+    frequency/HOTSET        the hot set that is pinned, with table ids in place of names
 
 The names of files contain table ids, and a table id is never used again. Therefore a profile
 belongs to one table, is removed with that table, and is never applied to another table of the same
@@ -87,8 +87,8 @@ class KeptProfiles:
         return self._read(_HOT_SET, HotSet.from_bytes)
 
     def forget_others(self, table_ids: Iterable[int]) -> None:
-        """Remove the profiles of all tables except those in `table_ids`, the tables of kept
-        states."""
+        """Remove the profiles of all tables except those in `table_ids`, which are the tables of
+        all kept states."""
         if self.read_only or not self._files.is_directory(_DIRECTORY):
             return
         kept = {str(table_id) for table_id in table_ids}

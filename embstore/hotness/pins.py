@@ -16,9 +16,9 @@ slots or tables (a smaller cache, a restore, a drop) remove the pins in these sl
 Afterwards the wanted set, the set that was last requested, is pinned again: as much of it as there
 is space for, except rows that cannot be read.
 
-The wanted set contains rows of tables, and not of table names: a dropped table leaves the set, and
-a new table of the same name is not in the set. Therefore the file in the directory identifies
-tables by their ids.
+The wanted set refers to tables by id and not by name: a dropped table leaves the set, and a new
+table of the same name is not in the set. Therefore the file in the directory identifies tables by
+their ids.
 """
 
 import threading
@@ -111,7 +111,7 @@ class _HotRows:
         self.mark(here[pinned], _PINNED)
 
     def piece(self, state: int) -> Places:
-        """Return the indexes of the next rows, at most PIECE_ROWS, that are in a state.
+        """Return the indexes of the next rows whose state is `state`, at most PIECE_ROWS.
 
         One pass handles one state: each piece must be marked with another state before the next
         piece is requested, and the pass must end before a pass for another state begins.
@@ -134,9 +134,9 @@ class _HotRows:
 class HotPins:
     """The pinned hot set of one store. Any thread; sets are replaced one at a time.
 
-    One class has all of this, because three things change together, in one turn with the engine:
-    the replacement of a set, the rows that lose their pins during a replacement, and the wanted
-    set.
+    One class has all of this, because three things change together, while one caller has the
+    engine: the progress of a replacement, the rows that lose their pins during the replacement, and
+    the wanted set.
     """
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:

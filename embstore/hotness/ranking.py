@@ -82,7 +82,8 @@ class Ranking:
         return Profile(profiles, rate=rate, store_id=self._tables.storage.catalogue.store_id)
 
     def import_profile(self, profile: Profile, rename: dict[str, str]) -> None:
-        """Rank the rows of the tables in a profile by that profile, as `Store.import_profile` does.
+        """Import a profile: from now on it ranks the rows of its tables, as `Store.import_profile`
+        describes.
 
         Imports run one at a time. Other calls can run during an import; if such a call changes a
         table, the import takes the change into account. If the profile cannot be written, some of

@@ -1,4 +1,4 @@
-"""The end of a step: each rank sends a share of it, and the last share finishes the step.
+"""The end of a step: each rank sends its share, and the share that arrives last finishes the step.
 
 A rank's share is a command (an update with gradients, a release or a skip) with options, which must
 be the same for all ranks. If the commands or options of two ranks differ, all ranks get an error,
@@ -161,8 +161,8 @@ class Finishing:
         return outcome
 
     def _logged(self, session: Session, step: Step, options: Options) -> Any:
-        """Return an update as a command for the command log. LATER: the update is logged when its
-        sums are computed. None: there is no command log."""
+        """Return an update as a command for the command log; or LATER, if the update can only be
+        logged when its sums have been computed; or None, if there is no command log."""
         if self._tables.frame.log is None:
             return None
         parts = [part for sent in step.sent.values() for part in sent.gradients.values()]

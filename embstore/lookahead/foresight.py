@@ -21,16 +21,16 @@ without an announced use, because the policy only guesses which of these rows ar
 would be read ahead.) In the mode "window" a step that is planned ahead can get the slot of every
 row whose next use is after the step. This hides more time if reads are slow, but reads more rows.
 
-The number of reads was simulated, with slots for 1.9 to 7.4 steps and 16 announced steps. As a
-multiple of the reads of Belady's choice at each step's turn, it was 1.00 to 1.03 with up to four
-steps ahead, 1.00 to 1.06 under `rank`; 1.18 without the second limit if two steps hardly fit; 1.7
-without the first limit in a loop.
+The number of reads was simulated, with slots for 1.9 to 7.4 steps and 16 announced steps, and
+divided by the number of reads that Belady's choice at each step's turn makes. With up to four steps
+planned ahead, the quotient was 1.00 to 1.03 (under `rank` 1.00 to 1.06). Without the second limit
+it was 1.18 if two steps hardly fit; without the first limit it was 1.7 in a loop.
 
-The rows of a step are not ranked if no row is about to leave the pool. This is so if no row has
-ever left the pool, and if the pool contains all rows of the step, or has room for all announced
-rows. The **rank** of a row is the time of its next use, counted in finished steps of all sessions,
-so that the ranks of rows of different sessions are comparable. A call that touches a ranked row
-gives it the score of a row that was just used, until the step that uses the row ends.
+The rows of a step are not ranked if no row is about to leave the pool, that is, if two conditions
+hold: no row has ever left the pool; and the pool contains all rows of the step or has room for all
+announced rows. The **rank** of a row is the time of its next use, counted in finished steps of all
+sessions, so that the ranks of rows of different sessions are comparable. A call that touches a
+ranked row gives it the score of a row that was just used, until the step that uses the row ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -65,7 +65,8 @@ class Foresight:
         self._prefetch = _closed
 
     def note(self, session: Session, step: Step) -> None:
-        """Rank the resident rows of an announced step that no earlier unfinished step uses."""
+        """Rank the rows of an announced step: those that are in the cache and that no earlier
+        unfinished step uses."""
         for part in step.parts:
             assert part.previous is not None, "it is noted"
             found = self._prefetch(part.pool).find(part.batch())
@@ -105,16 +106,16 @@ class Foresight:
                 part.pool.scores.foresee(part.pins.slots, ranks)
 
     def forget(self, parts: Iterable[Part]) -> None:
-        """Give the rows of a step that will never be done the scores of rows that were just
-        touched."""
+        """For a step that will never be done: give its rows ordinary scores, those of rows that
+        were just touched."""
         for part in parts:
             slots, missing = part.pool.finder.locate(part.batch().unique_keys)
             if missing < len(slots):
                 part.pool.scores.foresee(slots, np.full(len(slots), NO_USE))
 
     def use(self, session: Session, step: Step, pool: Pool) -> Use:
-        """Return the rank of a step's rows in a pool, and the ceiling of the scores that can be
-        evicted for these rows now."""
+        """Return the rank of a step's rows in a pool, and a ceiling: to make room for these rows
+        now, only rows with scores below the ceiling may be evicted."""
         named = session.name, session.opened, id(pool)
         asked = *named, step.number, session.last_step, session.noted_step, self._time
         if asked != self._asked:  # the same for the parts of all trainers
@@ -130,9 +131,9 @@ class Foresight:
         return Use(rank, self._best_rank_before(session, step, pool))
 
     def _best_rank_before(self, session: Session, step: Step, pool: Pool) -> int:
-        """Return the lowest score that a row of the earlier steps can have when they are finished,
-        at the turn of `step`. The rows of `step` do not count. If a row has no next use, return
-        FORESEEN."""
+        """Return the lowest score that a row of the steps before `step` can have at the turn of
+        `step`, when these steps are finished. Rows that `step` uses too do not count. If one of the
+        rows has no next use, return FORESEEN."""
         farthest = step.number
         for number in range(session.last_step + 1, step.number):
             before = session.steps.get(number)

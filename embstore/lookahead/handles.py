@@ -181,7 +181,8 @@ class StepLookup(StepHandle):
             return Readiness.READY if is_ready else Readiness.WAIT
 
     def _note_stall(self, is_ready: bool) -> None:
-        """Count a stall: a lookup whose step has its turn, but whose rows have not been read."""
+        """Count a stall: a lookup whose rows are not in the cache yet, although all earlier steps
+        are finished."""
         if is_ready and self._has_stalled:
             waited_s = monotonic() - max(self._began, self._session.turn_since)
             self._session.count_stall(self.number, waited_s)
@@ -196,7 +197,7 @@ class StepLookup(StepHandle):
         return self._early
 
     def late(self) -> dict[str, Positions] | None:
-        """Return the positions of each table that are still to be read.
+        """Return, for each table, the positions of the rows that are still to be read.
 
         Return None if all rows are to be read, because no rows were read early, or because a member
         has since deleted rows of the same tables.
@@ -216,10 +217,10 @@ class StepLookup(StepHandle):
 
     def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows | None:
         """Return the rows of some positions, or all rows. Early positions can be read once `poll`
-        has returned EARLY, all others once it has returned READY.
+        has returned EARLY; all other positions can be read once `poll` has returned READY.
 
-        Return None in the same case as `read`, or if a deletion has made the result of `late`
-        invalid.
+        Return None if another call has taken the step's pins, so that the caller must wait for the
+        rows again; or if a deletion has made the result of `late` invalid.
         """
         are_early = self._are_early(positions)
         least = Readiness.EARLY if are_early else Readiness.READY
@@ -246,11 +247,11 @@ class StepLookup(StepHandle):
         return positions is not None and positions is self._early
 
     def gather(self, positions: Mapping[str, Positions] | None, outs: Mapping[str, Rows]) -> None:
-        """Write the rows of some positions, or all rows, to `outs`, by table (p, dim). Inside a
-        call.
+        """Write the rows of some positions, or all rows, to `outs`, which has an array (p, dim) for
+        each table. Only a call on the engine may do this.
 
-        Early positions can be gathered once `poll` has returned EARLY, all others once it has
-        returned READY.
+        Early positions can be gathered once `poll` has returned EARLY; all other positions can be
+        gathered once `poll` has returned READY.
         """
         is_early = self._are_early(positions)
         shapes = self._share.shapes
@@ -292,7 +293,8 @@ class StepLookup(StepHandle):
                 counts.late_bytes += size
 
     def _gather_occurrences(self, named: Sequence[StepBags], outs: Mapping[str, Rows]) -> None:
-        """Write the rows of occurrences, or the pooled rows of bags, to `outs`. Inside a call."""
+        """Write the rows of occurrences, or the pooled rows of bags, to `outs`. Only a call on the
+        engine may do this."""
         self._session.check_live()
         of_tables, missing = {part.table: part for part in named}, 0
         for part in self._share.parts:

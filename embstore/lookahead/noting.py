@@ -31,7 +31,8 @@ class Noting:
         self._stale: list[Step] = []  # steps of ended sessions, whose rows are still ranked
 
     def next(self, sessions: Iterable[Session]) -> Session | None:
-        """Return the session whose next step to note is nearest to its turn. Under the lock."""
+        """Of the steps that each session would note next, find the step that is nearest to its
+        turn; return its session. Under the lock."""
         due = [
             session
             for session in sessions

@@ -4,15 +4,15 @@
 are pinned there.
 
 **No room.** A step without room waits until another step is finished; in this time its session
-reports *held back*. A step also waits if it would now evict rows that are needed sooner than the
-rows that it can evict later. A step whose **turn** has come, because all earlier steps are
-finished, does not wait. It takes the pins of those steps of all sessions whose turns are farthest
-ahead; these steps are planned again later. If a step at its turn still does not fit, it is done *in
-parts*, as any call that is larger than the cache.
+reports *held back*. A step also waits if waiting gives it better rows to evict: rows that are
+needed later than the rows that it could evict at once. A step whose **turn** has come, because all
+earlier steps are finished, does not wait. It takes the pins of the steps whose turns are farthest
+ahead, in whatever session; these steps are planned again later. If a step at its turn still does
+not fit, it is done *in parts*, as any call that is larger than the cache.
 
 **Several owners.** Ahead of their turns, the steps of one owner's sessions (`tables.owners`) can
 pin only the owner's part of a pool's slots; all owners have equal parts. A step whose turn has come
-can have more.
+can pin more slots than that.
 """
 
 import threading

@@ -192,7 +192,8 @@ class Planner:
     # Plan
 
     def _next_to_plan(self) -> Session | None:
-        """Return the session whose next step to plan is nearest to its turn."""
+        """Of the steps that each session would plan next, find the step that is nearest to its
+        turn; return its session."""
         due = [s for s in self._sessions.values() if self._is_due(s)]
         return min(due, key=lambda s: s.planned_step - s.last_step, default=None)
 

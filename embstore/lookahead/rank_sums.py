@@ -117,7 +117,8 @@ def _begun(part: Part, given: list[_Given]) -> _Summing:
 
 
 def _joined(ids: Sequence[NDArray[np.int32]], bounds: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return ids that are counted from each table's first key as ids of one batch."""
+    """Return the ids of several tables as ids of one batch. In `ids`, each table's ids begin at
+    0."""
     return np.concatenate(
         [own + np.int32(first) for own, first in zip(ids, bounds, strict=False)], dtype=np.int32
     )

@@ -106,8 +106,9 @@ class StepReading(StepLookup):
         return self.poll() >= Readiness.EARLY
 
     def read(self, out: Any = None) -> Any:
-        """Return the rows as `StepRecords`, after `is_ready` has returned True; None in the same
-        case as `StepLookup.read`."""
+        """Return the rows as `StepRecords`, after `is_ready` has returned True. Return None if
+        another call has taken the step's pins since then; the caller must then wait for the rows
+        again."""
         with self._tables.reading():
             if not self.is_ready():
                 return None

@@ -97,7 +97,7 @@ class Rank:
 
 @dataclass(eq=False)
 class Session:
-    """One opening of a session's name."""
+    """A live session: each opening of a session's name makes another object."""
 
     facts: SessionFacts
     tables: dict[str, TableState]
@@ -111,7 +111,7 @@ class Session:
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
     error: EmbstoreError | None = None  # why the session ended; None: it is live
     uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
-    """The uses of row keys, by kind: equal row keys of two kinds identify different rows."""
+    """The uses of row keys, by kind of row key. Equal row keys of two kinds mean different rows."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
     waited_s: float = 0.0  # seconds that planning waited for room, until `waiting_since`
@@ -132,8 +132,8 @@ class Session:
 
     @property
     def near_step(self) -> int:
-        """The last step to be planned now: only as far ahead as its rows need to arrive in time
-        (see foresight.py), or the step whose rows were last requested, if that is later."""
+        """The last step that may be planned now: just far enough ahead that its rows arrive in time
+        (foresight.py); or the step whose rows were last requested, if that step is later."""
         ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
         return max(self.last_step + 1 + ahead, self._asked_step)
 

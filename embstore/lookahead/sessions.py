@@ -78,7 +78,7 @@ class Sessions:
             return self._registry.join(command.name, command.rank, command.member)
 
     def renew(self, command: c.RenewLease) -> SessionFacts:
-        """Renew a rank's lease, as all its other commands do. Never waits for the engine."""
+        """Renew a rank's lease, as each command of the rank does. Never waits for the engine."""
         with self._planner.lock:
             session, _ = self._registry.member(command.member)
             return session.now()
@@ -193,8 +193,8 @@ class Sessions:
         Raises
         ------
         StepNotFoundError : the step was not announced.
-        InvalidArgumentError : the step does not have its turn, or another command finished it;
-            tables, shapes or dtypes differ from the announcement; options differ from another
+        InvalidArgumentError : an earlier step is not finished, or another command finished the
+            step; tables, shapes or dtypes differ from the announcement; options differ from another
             rank's options; or a sum is not finite. The step stays open for another attempt or a
             skip.
         """
@@ -302,8 +302,8 @@ class Sessions:
         return found
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every progress, on any thread. `callback` must not block. Return a
-        function that stops these calls."""
+        """Call `callback` after every change that a waiting caller may wait for, on any thread.
+        `callback` must not block. Return a function that stops these calls."""
         with self._planner.lock:
             self._planner.watchers.append(callback)
 

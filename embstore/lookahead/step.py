@@ -115,8 +115,8 @@ class Part:
     keys: list[Keys]
     pins: StepPins | None = None
     previous: NDArray[np.int64] | None = None
-    """For each key the last earlier step that uses it, 0 if there is none, (u,); None: the step is
-    not noted."""
+    """For each key, (u,), the last earlier step that uses the key; 0: no earlier step uses it. None
+    instead of an array: the step is not noted."""
     is_ranked: bool = False
     """Whether the part's rows in the cache were scored by their next use."""
     _batch: Batch | None = None
@@ -330,7 +330,8 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Options:
-    """The verb and options by which a rank finishes its step. All ranks must send the same."""
+    """The verb and options by which a rank finishes its step. All ranks must send the same verb and
+    options."""
 
     verb: Verb
     update: UpdateOptions = field(default_factory=UpdateOptions)
@@ -358,7 +359,8 @@ class Attempt:
 
 @dataclass(eq=False)
 class Step:
-    """One step. Under the lock of the sessions; only the engine thread uses its pins."""
+    """One step. Use it only under the lock of the sessions; only the engine thread uses the step's
+    pins."""
 
     number: int
     shares: dict[int, RankShare] = field(default_factory=dict)  # by rank

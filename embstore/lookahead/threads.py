@@ -2,8 +2,8 @@
 
 Collectors read without the engine, so that calls can run at the same time. All threads are daemon
 threads, which start with the first session. If the interpreter's end cut off a thread inside a
-kernel, the process would crash; therefore the threads are joined before that. A forked child has
-none of the threads: they belong to its parent.
+kernel, the process would crash; therefore the threads are joined before the interpreter ends. A
+forked child has none of the threads: they belong to its parent.
 """
 
 import os

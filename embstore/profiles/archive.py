@@ -58,18 +58,18 @@ members."""
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _FRONT_BYTES, _FIXED_BYTES = 128, 10
-"""Number of bytes that NumPy writes before an array of one or two dimensions; and the number of
-bytes in the fixed part of these: eight bytes that name the format, and two bytes with the length of
-the description."""
+"""The number of bytes that NumPy writes before an array of one or two dimensions; and how many of
+these bytes have a fixed meaning: eight bytes that name the format, and two bytes with the length of
+the array's description."""
 _FRONT = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"{'descr': '([<>|]u[1248])', 'fortran_order': False, "
     rb"'shape': \((\d{1,19}),(?: (\d{1,19}))?\), } *\n",
     re.DOTALL,
 )
-"""The description is parsed by this expression and not by NumPy. NumPy calls the parser of Python,
-which in Python 3.11 sometimes fails if two threads use it at the same time (SystemError: AST
-constructor recursion depth mismatch)."""
+"""The description of an array (its dtype and shape) is parsed by this expression and not by NumPy.
+NumPy calls the parser of Python, which in Python 3.11 sometimes fails if two threads use it at the
+same time (SystemError: AST constructor recursion depth mismatch)."""
 _REASON_CHARACTERS_MAX = 1000
 
 

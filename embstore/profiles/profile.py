@@ -194,7 +194,8 @@ class Samples(Value):
     lengths: NDArray[np.int64]
     """Length of each sample's list in each column, (n, columns), >= 0."""
     ids: NDArray[np.int64]
-    """The ids of all lists, (sum of `lengths`,), without -1: by column, then by sample."""
+    """The ids of all lists, (sum of `lengths`,), without -1. They are ordered by column, and within
+    a column by sample."""
 
     def __post_init__(self) -> None:
         check_names(self.tables, "samples: tables", "a table of samples")

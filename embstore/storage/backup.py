@@ -14,7 +14,7 @@ Such files never change, and no name is used twice in the life of a store. There
 copies only files that no other label's backup contains. Catalogues are written last. A catalogue is
 either whole or has a wrong checksum, so an interrupted backup is never mistaken for a complete one.
 After a catalogue was removed, the next backup removes the files that no catalogue names any more.
-It leaves files whose names no store gives (own_names.py).
+It removes only files whose names have the form of a store's file names (own_names.py).
 
 **While the store continues to run**, merges replace files. Therefore the files of a backup get
 second names in the store's own directory (`backup/`, hard links). The engine waits until all files
@@ -24,12 +24,12 @@ remove. All code that removes files would have to read that list, and the list w
 a crash.
 
 **A restored directory** becomes a store when its last file, store.json, is written; before that it
-does not open. The restore begins with an empty store.json.new. If it is interrupted, this file
-shows it, and the next restore removes the partial copy and begins anew. The new store begins an
-epoch that the original store never had (the time, in seconds), so that clients of the original are
-not taken for clients of the new store. The new store numbers its files from a number on that the
+does not open. The restore begins with an empty store.json.new. This file shows an interrupted
+restore: the next restore removes the partial copy and begins anew. The new store begins an epoch
+that the original store never had (the time, in seconds), so that clients of the original are not
+taken for clients of the new store. The file numbers of the new store begin at a number that the
 original has not reached. Therefore both stores can make backups at one destination, and a standby
-does not take a file of one store for a file of the other. If the new store gets another id, the
+does not mistake a file of one store for a file of the other. If the new store gets another id, the
 header page of each file is rewritten; records do not contain the id. The backup of a shard becomes
 the same shard again, with its map: all shards of a cluster are restored together
 (`embstore.storage.cluster_backups`).
@@ -84,7 +84,7 @@ Progress = Callable[[int, int], None]
 
 
 def catalogue_of(catalogue: Catalogue, checkpoint: KeptState | None) -> Catalogue:
-    """Return the catalogue of a backup: its head is `checkpoint`; None: the head of `catalogue`."""
+    """Return the catalogue of a backup of `checkpoint`; None: of a backup of the head."""
     state = checkpoint or KeptState("", {}, catalogue.head)
     command = state.state.command
     lives = up_to(catalogue.lives, command)
@@ -103,8 +103,8 @@ def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]
     """Give the files of a catalogue second names; yield the function that returns the second name
     of a path.
 
-    `make_room` must have been called before, because it waits for the disk. This function is called
-    with the engine, so it must be fast.
+    The caller has the engine, so this function must be fast. Therefore the caller must have made
+    the directory before (`make_room`), which waits for the disk.
     """
 
     def name(path: str) -> str:
@@ -222,8 +222,8 @@ def restoring(
     progress: Progress,
 ) -> Iterator[Catalogue]:
     """Make a directory the store that was backed up; yield its catalogue. The directory is locked
-    until the block ends. After an error, also an error in the block, the directory is as it was
-    before.
+    until the block ends. After an error, including an error in the block, the directory is as it
+    was before.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _header(entry: Entry, store_id: bytes) -> bytes:
 
 
 def _remove_all(target: Files) -> None:
-    """Delete the partial copy, identity file first, and last the mark that a restore was begun."""
+    """Delete the partial copy: store.json first, and last the mark that a restore was begun."""
     for path in (IDENTITY, catalogues.PATH, shards.PATH, lineages.PATH):
         target.discard(path)
     for path in (catalogues.PATH, shards.PATH, lineages.PATH):
@@ -362,8 +362,9 @@ def _chosen(source: Destination, label: str | None) -> tuple[str, Catalogue]:
 
 
 def newest_last(backup: Catalogue) -> tuple[int, int]:
-    """Return the key by which backups are sorted. Commands of a history that a restore has given up
-    do not count, whatever their numbers: the restored store has a later epoch."""
+    """Return the key by which backups are sorted, oldest first: the epoch, then the command number.
+    A restored store has a later epoch, so its backups are newer than the backups of the history
+    that the restore has given up, whatever the command numbers are."""
     return backup.epoch, backup.head.command
 
 

@@ -121,8 +121,8 @@ def list_keys(
     containers: Int64sIn,
     found: Int64s,  # written: the keys of each run, block by block
 ) -> int:
-    """Write the row keys in some blocks, and return how many were written. A key is written once
-    for each run that has it."""
+    """Write the row keys that the runs have in some blocks (row key >> shift), and return how many
+    were written. A key is written once for each run that has it."""
     count = 0
     for block in blocks:
         for run in range(cuts.shape[0] - 1):

@@ -126,7 +126,8 @@ class Catalogue:
     next_segment: int = 1
     head: State = field(default_factory=State)
     lives: Lives = ()
-    """The lives that gave numbers to the commands up to the head's command (lives.py)."""
+    """The lives, that is, the processes that gave the commands up to the head's command their
+    numbers (lives.py)."""
     checkpoints: tuple[KeptState, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
@@ -196,8 +197,8 @@ class Catalogue:
 
 
 def reopened(catalogue: Catalogue) -> Catalogue:
-    """Return the catalogue as the next process that opens the store uses it: if the tail is set,
-    the commands after the commit are lost."""
+    """Return the catalogue as the next process that opens the store uses it. If the tail is set,
+    the commands after the commit are lost, and a new epoch begins."""
     if not catalogue.tail:
         return catalogue
     return replace(catalogue, epoch=catalogue.epoch + 1, tail=False)
@@ -214,8 +215,8 @@ class Encoder:
         ids stay valid."""
 
     def encode(self, catalogue: Catalogue) -> bytes:
-        """Return the file's content. JSON objects keep their order, because the order of the places
-        of sessions is part of the state."""
+        """Return the content of the catalogue's file. JSON objects keep their order, because the
+        order of the sessions' resume positions is part of the state."""
         before, kept = NOTHING, {}
         for one in catalogue.checkpoints:
             key = id(before), id(one)

@@ -43,14 +43,14 @@ RowsEntry = PartEntry | SegmentEntry
 
 
 class Records(NamedTuple):
-    """Consecutive records of a file: the row key, offset and bytes of each."""
+    """Consecutive records of a file: the row key, offset and size in bytes of each record."""
 
     keys: Keys
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
     def between(self, low: int, high: int) -> "Records":
-        """Return the records numbered `low` to `high`, without `high`."""
+        """Return the records with the indexes `low` to `high` - 1."""
         return Records(*(column[low:high] for column in self))
 
     @property
@@ -81,8 +81,8 @@ class FileReport:
 
 
 def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
-    """Return whether a file's index has each row key, (n,) bool; all False if the index is
-    unreadable."""
+    """For each row key in `wanted`, return whether a file's index contains it, (n,) bool; all False
+    if the index is unreadable."""
     found = np.zeros(len(wanted), np.bool_)
     try:
         with closing(files.open(entry.path)) as file:

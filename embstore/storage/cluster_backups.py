@@ -1,10 +1,11 @@
 """Backups of a cluster: the backup of each shard is in its own folder, `shard-N`.
 
-The backup of a shard contains the shard's number, its map and the mark of its checkpoint
-(`embstore.cluster_checkpoints`). All shards of a cluster are restored together, from backups of one
-checkpoint: a cluster of shards from different times would open, but its model would be wrong.
-Neither command numbers nor the t of tables show the time of a backup: an `assign` changes rows
-without changing t. Therefore the marks are compared before any file is copied.
+The backup of a shard contains the shard's number, its map, and the mark of its checkpoint: a random
+text that is equal in all shards' checkpoints of one attempt (`embstore.cluster_checkpoints`). All
+shards of a cluster are restored together, from backups of one checkpoint: a cluster of shards from
+different times would open, but its model would be wrong. Neither command numbers nor the tables'
+update counts t show the time of a backup: an `assign` changes rows without changing t. Therefore
+the marks are compared before any file is copied.
 
     SOURCE/shard-N    backups of shard N
     TARGET/shard-N    the result: the directory of shard N
@@ -108,8 +109,8 @@ def _identity(label: str, backup: Catalogue) -> str | None:
 def _label(
     label: str | None, of_shards: list[dict[str, Catalogue]], counts: Mapping[str, int]
 ) -> str:
-    """Return the label to restore, which all shards have; `counts` gives the number of shards that
-    the cluster of a label had."""
+    """Return the label to restore; all shards have a backup of it. `counts` gives, by label, the
+    number of shards that the cluster had when the label was made."""
 
     def lacking(name: str) -> list[int]:
         count = counts.get(name, len(of_shards))

@@ -25,8 +25,8 @@ _madvise = c_function("madvise", "int32", "uint64", "uint64", "int32")
 
 @building_block
 def absent_among(addresses: Uint64sIn, low: int, high: int, step: int) -> int:
-    """Return how many of addresses[low:high:step] are on pages that are not in memory. A step of 0
-    takes a sample; addresses of 0 are skipped."""
+    """Return how many of addresses[low:high:step] are on pages that are not in memory. If `step` is
+    0, only a sample of the addresses is checked. Addresses that are 0 are skipped."""
     if step == 0:
         samples = min(max((high - low) // _SAMPLED_ROWS, _LEAST), _MOST)
         step = max((high - low) // samples, 1)
@@ -44,7 +44,8 @@ def absent_among(addresses: Uint64sIn, low: int, high: int, step: int) -> int:
 
 @kernel
 def count_absent(addresses: Uint64sIn, step: Int) -> int:
-    """Return how many of addresses[::step] are not in memory; a step of 0 takes a sample."""
+    """Return how many of addresses[::step] are on pages that are not in memory. If `step` is 0,
+    only a sample of the addresses is checked."""
     return absent_among(addresses, 0, addresses.shape[0], step)
 
 

@@ -132,8 +132,8 @@ class CommandFiles:
         self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # with space for the record NEXT
 
     def append(self, kind: int, command: int, parts: Sequence[Part], life: int = 0) -> int:
-        """Append a record for which space was reserved; return the record's mark. `life` is the
-        life of the record's command.
+        """Append a record for which space was reserved; return the record's mark. For a command,
+        `life` identifies the process that gave the command its number (lives.py).
 
         The log's thread reads the parts: the caller must not change them until `written` has
         reached the mark.

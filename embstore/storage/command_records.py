@@ -60,8 +60,8 @@ _COPY_BYTES = 8 << 20
 Part = bytes | memoryview
 
 COMMAND, ANSWERS, FORGOTTEN, CHECKPOINT, LABELS, NEXT = 1, 2, 3, 4, 5, 6
-"""Kinds of records: a command; answers; a note that the place of a session was forgotten; a note
-that a label was made; the list of all kept labels; a note (NEXT) that the next segment has begun. A
+"""Kinds of records: a command; answers; a note that the resume position of a session was forgotten;
+a note that a label was made; the list of all kept labels; a note that the next segment has begun. A
 command's record contains the command's number. A record of another kind contains the number of the
 last command before the record, but NEXT contains 0."""
 
@@ -81,7 +81,7 @@ class Record(NamedTuple):
     body: bytes
     path: str
     life: int = 0
-    """For a command: the life that numbered the command."""
+    """For a command: the id of the process (life) that gave the command its number (lives.py)."""
 
 
 def segment_path(number: int) -> str:
@@ -314,7 +314,8 @@ def remove_segments(files: Files) -> None:
 
 def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
     """Make the records that were read durable, and record that their segments have begun; remove
-    later segments. Return the numbers of the remaining segments, and the numbers of the spares."""
+    later segments. Return the numbers of the remaining segments, and the numbers of the spare
+    segments, which can be overwritten."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):
         if number > read.end.segment:

@@ -3,8 +3,8 @@
 A compaction rewrites segments of which less than half is live, or many small segments. The log
 index shows which records are live in memory. Therefore committed segments are compacted only
 directly after a commit, when memory and commit agree. Frozen segments, which a kept checkpoint
-needs, are never compacted. At other times only uncommitted segments are compacted: a cache that
-thrashes between two checkpoints must not fill the disk.
+needs, are never compacted. At other times only uncommitted segments are compacted, so that a cache
+that thrashes between two checkpoints does not fill the disk.
 """
 
 from collections.abc import Callable, Iterator

@@ -175,7 +175,7 @@ class Contents:
         return tuple(r for g in groups for r in arranged(g, self.limits.base_segment_bytes))
 
     def with_runs(self, runs: tuple[Run, ...]) -> Catalogue:
-        """Return the catalogue with other runs."""
+        """Return the current catalogue with `runs` in place of its runs."""
         return replace(
             self.catalogue,
             next_segment=max(self.catalogue.next_segment, self.log.next_number),
@@ -204,8 +204,8 @@ class Contents:
         return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def missing(self) -> str:
-        """Return the path of a file that the store needs, or of the directory, if that file or the
-        directory was removed or replaced by a copy; "" if nothing is missing. Any thread."""
+        """Check whether the directory, or a file that the store needs, was removed or replaced by a
+        copy. Return the path of what is missing; "" if nothing is. Any thread."""
         catalogue = self.catalogue
         gone = self._gone(catalogue)
         if not gone and not self._presence.has_catalogue():
@@ -243,7 +243,7 @@ class Contents:
             self.removal.remove(replaced, None)
 
     def maps(self) -> tuple[object, ...]:
-        """Return the maps that contain all rows that can be located now. The maps stay valid as
+        """Return the memory maps of the files whose rows can be located now. The maps stay valid as
         long as the caller refers to them."""
         return (self.log.maps, self.base.maps)
 

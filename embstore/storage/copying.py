@@ -32,7 +32,7 @@ class WrongRecordError(Exception):
 
 
 class Stored(NamedTuple):
-    """Records in mapped files: the row key, address and bytes of each."""
+    """Records in mapped files: the row key, address and size in bytes of each record."""
 
     keys: Keys
     addresses: NDArray[np.uint64]

@@ -1,8 +1,8 @@
 """The destination of a backup: a directory, or a URL that fsspec knows (s3://, gs://, file://).
 
-Directories and URLs have the same few operations, on paths with '/' between their parts. In a
-directory, a file is stored as a hard link where that is possible, else as a copy; at a URL, always
-as a copy. fsspec is needed only for URLs, and is imported only when a URL is used.
+Directories and URLs have the same few operations, on paths with '/' between their parts. A
+directory stores a file as a hard link if that is possible, and otherwise as a copy; a URL always
+stores a copy. fsspec is needed only for URLs, and is imported only when a URL is used.
 
 **Does a file exist already?** Files that a catalogue names never change, and the header page of
 each file contains a random file id (format.py). Therefore a file of the same name, size and header
@@ -57,7 +57,8 @@ class Destination(Protocol):
         """Return whether `path` is equal to the file `name` of `source`, by size and samples."""
 
     def put(self, path: str, source: Files, name: str, look: Look) -> None:
-        """Store the file `name` of `source` as `path`. A cut-off file never has the full size."""
+        """Store the file `name` of `source` as `path`. A file of which only a part was stored never
+        has the full size."""
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
         """Create the file `path` in `target`, as a copy of the file `path` of the destination. If
@@ -255,8 +256,8 @@ class UrlDestination:
             return bytes(self._files.cat_file(self._path(path)))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Write a small file, and read it again, because an object store can acknowledge a write
-        that it has cut. A cut file has a wrong checksum."""
+        """Write a small file, and read it again, because an object store can acknowledge a write of
+        which it has stored only a part. A truncated file has a wrong checksum."""
         with self._named(path, "write"):
             self._make_parent(path)
             self._files.pipe_file(self._path(path), content)
@@ -264,7 +265,7 @@ class UrlDestination:
                 raise self._differs(path, len(content), len(found))
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
-        """Compare the size and the first and last bytes; more samples would be more requests."""
+        """Compare the size and the first and last bytes. More samples would need more requests."""
         with self._named(path, "read"), closing(source.open(name)) as file:
             own = self._path(path)
             try:

@@ -96,7 +96,7 @@ class File:
             self._owner._allocate(self, offset, length)
 
     def truncate(self, length: int) -> None:
-        """Cut or (sparsely) extend the file to `length`."""
+        """Shorten or (sparsely) extend the file to `length`."""
         with self._named("set the length of"):
             self._owner._truncate(self, length)
 

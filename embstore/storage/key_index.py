@@ -153,8 +153,8 @@ def decode(
     offsets: Uint64s,  # written: the offset in the file of each key's record
     sizes: Int64s,  # written: the bytes of each key's record
 ) -> None:
-    """Write, in ascending order, the keys of some groups, and the offsets and bytes of their
-    records."""
+    """Write, in ascending order, the keys of some groups, and the offsets of their records and the
+    records' sizes in bytes."""
     at = 0
     for g in range(low, high):
         first, count, container = (
@@ -208,7 +208,7 @@ def find_offsets(
 
 
 def container_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the containers of groups that have `counts` keys."""
+    """Return the sizes in bytes of the containers of groups that have `counts` keys."""
     lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
     lengths[counts == GROUP_KEYS] = 0
     return lengths
@@ -226,7 +226,8 @@ class KeyIndex:
     def of(cls, keys: Keys, runs: list[tuple[int, int, int]]) -> "KeyIndex":
         """Return the index of ascending row keys. There must be at least one key.
 
-        runs : (number of the first key, offset, record bytes) wherever the record size changes
+        runs : one tuple (index of the first key, offset of its record, record size in bytes) for
+            each sequence of keys whose records have one size
         """
         groups = keys >> GROUP_BITS
         firsts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
@@ -249,8 +250,8 @@ class KeyIndex:
         return int(self.directory[:, _COUNT].sum())
 
     def table_bytes(self, key_bits: int) -> dict[int, int]:
-        """Return the bytes of each table's records, by table id, which is the upper bits of a row
-        key."""
+        """Return the total size in bytes of each table's records, by table id. The table id is the
+        upper bits of a row key."""
         tables = self.directory[:, _GROUP] >> (key_bits - GROUP_BITS)
         ids, inverse = np.unique(tables, return_inverse=True)
         sizes = self.directory[:, _COUNT] * self.directory[:, SIZE]
@@ -265,8 +266,8 @@ class KeyIndex:
         return offsets
 
     def between(self, low: int, high: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return, in ascending order, the row keys in [low, high), and the offsets and bytes of
-        their records."""
+        """Return, in ascending order, the row keys in [low, high), and the offsets of their records
+        and the records' sizes in bytes."""
         groups = self.directory[:, _GROUP]
         first, last = np.searchsorted(groups, [low >> GROUP_BITS, -(-high >> GROUP_BITS)]).tolist()
         count = int(self.directory[first:last, _COUNT].sum())

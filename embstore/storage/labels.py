@@ -16,9 +16,9 @@ bounds the number of protected checkpoints, because each one keeps files that me
 remove.
 
 **Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
-needs that checkpoint: the head and every other checkpoint name all files that they need. Until a
-scan or a backup ends, it keeps the files that it reads mapped, or keeps second names of the files.
-A restore and a drop never overlap, because each needs the engine. The drop is one rename of the
+needs that checkpoint: the head and every other checkpoint name all files that they need. A running
+scan keeps the files that it reads mapped, and a running backup keeps second names of its files. A
+restore and a drop never overlap, because each needs the engine. The drop is one rename of the
 catalogue: before the rename the label is kept whole, and after the rename the label does not exist.
 Files that no catalogue names any more are removed at once or by the next opening.
 """

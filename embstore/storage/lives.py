@@ -34,7 +34,7 @@ _ID_BITS = 64
 
 
 class Life(NamedTuple):
-    """A life that has numbered commands."""
+    """A life (one process that had the store open) in which commands got numbers."""
 
     id: int
     first: int
@@ -51,7 +51,7 @@ def new_id() -> int:
 
 
 def numbered(lives: Lives, id: int, command: int) -> Lives:
-    """Return the lives of a store after life `id` has numbered a command."""
+    """Return the lives of a store after the life `id` has given `command` its number."""
     if lives and lives[-1].id == id:
         return lives
     return (*lives, Life(id, command))[-LIVES_MAX:]

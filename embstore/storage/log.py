@@ -83,7 +83,7 @@ class Log:
 
     @property
     def maps(self) -> list[NDArray[np.uint8]]:
-        """The maps of all segments, including the current one."""
+        """The memory maps of all segments, including the current one."""
         return [segment.map for segment in self._all]
 
     @property
@@ -139,7 +139,8 @@ class Log:
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Reserve space for `place` to add `records` records of at most `record_bytes` each.
+        """Reserve space, so that the method `place` can then add `records` records of at most
+        `record_bytes` each.
 
         Raises CapacityError if the disk is full or the index would exceed its limit; nothing has
         changed then.

@@ -8,9 +8,9 @@ without a new id) have the same id; if two such stores have diverged, the files 
 (`embstore.storage.backup`).
 
 The marker never changes. It contains the store id after a line with format and hash
-(`format.seal`). If the first backup is cut off, it leaves no file, or an empty LOCK, or the marker;
-the next backup continues from there. At a URL a backup that is cut off can also leave a part of the
-marker. A folder with nothing but such a part counts as empty.
+(`format.seal`). If the first backup is interrupted, it leaves no file, or an empty LOCK, or the
+marker; the next backup continues from there. At a URL an interrupted backup can also leave a part
+of the marker. A folder that contains only such a part counts as empty.
 """
 
 import os

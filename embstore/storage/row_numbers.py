@@ -17,8 +17,8 @@ each call enters some of the old table's numbers, in order, into the new table; 
 the new table is looked up in the old one. No number is ever removed: a restore builds new row
 numbers from files (id_files.py).
 
-The id of a number never changes, so other threads can read such ids while more numbers are
-assigned.
+The id of a number never changes, so other threads can read the ids of assigned numbers while more
+numbers are assigned.
 """
 
 from typing import Any

@@ -96,7 +96,7 @@ class RunFile:
     def rows_between(
         self, low: int, high: int
     ) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), and the address and bytes of each key's record."""
+        """Return the row keys in [low, high), and the address and size of each key's record."""
         keys, offsets, sizes = self.index.between(low, high)
         return keys, offsets + np.uint64(self.map.ctypes.data), sizes
 
@@ -114,8 +114,8 @@ class Part:
         return int(self.bytes_between(np.array([self.entry.low, self.entry.high]))[0])
 
     def bytes_between(self, cuts: Keys) -> NDArray[np.int64]:
-        """Return the bytes of the part's records between each two neighbouring row keys of `cuts`,
-        which are in ascending order."""
+        """For every two neighbouring row keys of `cuts`, return the total size in bytes of those
+        records of the part that are between them. `cuts` are in ascending order."""
         return np.diff(self.file.index.offsets_of(cuts.clip(self.entry.low, self.entry.high)))
 
     def without(self, low: int, high: int) -> "Run":
@@ -139,13 +139,13 @@ def has_tombstones(run: Run) -> bool:
 
 
 class RunWriter:
-    """Writes one run durably, part after part, and, if there are tombstones, a second run with them
-    under the same number. No row key occurs in both runs. One thread.
+    """Writes one run durably, part after part. If there are tombstones, a second run of the same
+    number contains them. No row key occurs in both runs. One thread.
 
     Parameters
     ----------
     number : number of the run, which is part of the names of its files
-    commit : number of the commit of its newest row
+    commit : number of the commit of the run's newest row
     part_bytes : approximate bytes of the records of a part
     """
 

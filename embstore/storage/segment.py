@@ -239,7 +239,7 @@ def read_segment_index(file: File, entry: SegmentEntry) -> SegmentIndex:
 
 
 def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the records at some positions of a segment."""
+    """Return the sizes in bytes of the records at some positions of a segment."""
     offsets = positions & OFFSET_MASK
     starts = np.array([run[1] for run in segment.runs], np.int64)
     sizes = np.array([run[2] for run in segment.runs], np.int64)
@@ -250,7 +250,7 @@ def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.i
 def places_of(
     segments: list[Segment], positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the bytes and the address of the record at each position in some segments."""
+    """Return the size in bytes and the address of the record at each position in some segments."""
     sizes = np.empty(len(positions), np.int64)
     addresses = np.empty(len(positions), np.uint64)
     places = positions >> PLACE_BITS

@@ -97,7 +97,7 @@ class ShardPlace:
         return f"{self.name} takes no writes now: {who} has paused them; send the call again"
 
     def paused(self, by: str) -> "ShardPlace":
-        """Return this place with writes paused by `by`.
+        """Return a copy of this ShardPlace in which the client `by` has paused the shard's writes.
 
         Raises
         ------
@@ -108,8 +108,8 @@ class ShardPlace:
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return this place with writes resumed. Writes stay paused if a client other than `by` has
-        paused them; "" stands for any client."""
+        """Return a copy of this ShardPlace in which the shard's writes are resumed. Writes stay
+        paused if a client other than `by` has paused them; "" stands for any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
     def check_label(self, label: str, commit: int) -> None:
@@ -128,8 +128,8 @@ class ShardPlace:
         return (self.since or self.shard_map.version) <= version <= self.shard_map.version
 
     def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":
-        """Return this place with the next map, and with writes not paused. `commit` is the store's
-        last commit.
+        """Return a copy of this ShardPlace with the next map, in which writes are not paused.
+        `commit` is the store's last commit.
 
         Raises
         ------
@@ -174,12 +174,12 @@ class ShardPlace:
 
 
 def read(files: Files) -> ShardPlace | None:
-    """Return the recorded place of a directory; None if it is no shard."""
+    """Return the ShardPlace in a directory's file SHARD; None if the directory is no shard."""
     return decode(files.read_all(PATH), PATH) if files.exists(PATH) else None
 
 
 def decode(content: bytes, path: str) -> ShardPlace:
-    """Decode a place from the content of its file; `path` is the file's name in errors.
+    """Decode a ShardPlace from the content of its file; `path` is the file's name in errors.
 
     Raises CorruptTableError, TableMismatchError: the content is damaged, or of another format.
     """
@@ -193,7 +193,7 @@ def decode(content: bytes, path: str) -> ShardPlace:
 
 
 def encode(place: ShardPlace) -> bytes:
-    """Return the content of the file SHARD for a place."""
+    """Return the content of the file SHARD for a ShardPlace."""
     return seal(PATH, _FORMAT, json.dumps(asdict(place)).encode() + b"\n")
 
 
@@ -205,8 +205,8 @@ def write(files: Files, place: ShardPlace) -> None:
 def take(
     files: Files, given: ShardPlace | None, *, is_used: bool, commit: int
 ) -> ShardPlace | None:
-    """Record and return the place of a directory that is opened as a shard, or, if `given` is None,
-    as an unsharded store.
+    """Record and return the shard number and map of a directory that is being opened. If `given` is
+    None, the directory is being opened as an unsharded store.
 
     Parameters
     ----------

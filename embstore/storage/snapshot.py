@@ -1,7 +1,7 @@
 """The rows of one table as of a commit, in key order, while the store continues to run.
 
-For a sparse table, rows are in the order of their row numbers, and `low` is a row number; the keys
-that are returned are ids.
+For a sparse table, rows are in the order of their row numbers, and a read begins at a row number
+(`low`); the keys that are returned are ids.
 
 A state consists of files that never change: the runs of the base and the segments of the log whose
 ``commit`` is not higher than that of the state. The latest record of a row is valid (catalogue.py).
@@ -10,16 +10,16 @@ keeps maps of the files. The content of the files stays readable as long as the 
 even if a merge, a restore or a dropped table removes the files.
 
 **Changes since another commit.** A commit logs every dirty row, and a merge never mixes files from
-before and after a kept checkpoint. Therefore exactly the files with a higher commit number than the
-other commit contain the rows that were written after it. Every row whose key is in these files
-counts as changed, whether or not its content differs. A row counts as deleted if these files have
-its tombstone and the other commit has the row. A row that was both written and deleted after the
-other commit is left out.
+before and after a kept checkpoint. Therefore the rows that were written after the other commit are
+exactly those in files whose commit number is higher. Every row whose key is in these files counts
+as changed, whether or not its content differs. A row counts as deleted if these files have its
+tombstone and the other commit has the row. A row that was both written and deleted after the other
+commit is left out.
 
 Keys are merged in pieces of some groups of keys (key_index.py). The records of the log are in the
 order of time, so the table's keys in the log are sorted once: this takes 24 bytes per row in the
-indexes of the log's segments. `prepare` passes the number of these bytes, and of the bytes of a
-piece, to its argument `reserve`.
+indexes of the log's segments. `prepare` reports this memory, and the memory of a piece, by calls of
+its argument `reserve`.
 """
 
 from bisect import bisect_right
@@ -46,13 +46,14 @@ record."""
 
 
 class Snapshot:
-    """A snapshot of the rows of one table. It is made with the engine, and then used by any thread.
+    """A snapshot of the rows of one table. The thread that makes it has the engine; afterwards any
+    thread can use it.
 
     Parameters
     ----------
     commit : the commit whose rows are read; it must be that of the head or of a kept checkpoint
-    since : an earlier commit, also that of the head or of a kept checkpoint; only rows that were
-        logged after it are read; 0: all rows
+    since : an earlier commit, which must also be that of the head or of a kept checkpoint; only
+        rows that were logged after it are read; 0: all rows are read
     wanted : a function that returns whether each of some keys belongs to the snapshot, (n,) bool;
         None: all keys do
     numbers : the row numbers of a sparse table
@@ -118,8 +119,8 @@ class Snapshot:
         )
 
     def deleted_from(self, low: int, count: int) -> Keys:
-        """Return at most `count` row keys, from `low` on, whose rows were deleted since the other
-        commit."""
+        """Return at most `count` row keys, from `low` on, whose rows were deleted after the earlier
+        commit (`since`)."""
         return self._from(low, count, are_deleted=True).keys
 
     def _from(self, low: int, count: int, *, are_deleted: bool) -> Stored:
@@ -136,7 +137,8 @@ class Snapshot:
         return Stored(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def keys_of(self, row_keys: Keys) -> Keys:
-        """Return the keys of rows of the table, given by row key."""
+        """Return the keys (for a sparse table, ids) of rows of the table that have the given row
+        keys."""
         numbers: Keys = row_keys & KEY_MASK
         return numbers if self._numbers is None else self._numbers.ids_of(numbers)
 
@@ -148,7 +150,7 @@ class Snapshot:
 
     def _merged(self, low: int, high: int) -> Stored:
         """Return the newest record of each row in a range, by row key. A tombstone is included only
-        if the row existed at the other commit."""
+        if the row existed at the earlier commit (`since`)."""
         parts = [rows_between(run, low, high) for run in self._runs]
         if self._log is not None:
             begin, end = np.searchsorted(self._log.keys, [low, high])
@@ -162,7 +164,7 @@ class Snapshot:
         return found if self._wanted is None else found.at(self._wanted(self.keys_of(found.keys)))
 
     def _had_row(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return whether each row key had a row at the other commit, (n,) bool."""
+        """Return whether each row key had a row at the earlier commit (`since`), (n,) bool."""
         had, log = have_rows(self._runs_before, keys), self._log_before
         if len(log.keys):
             at = np.minimum(np.searchsorted(log.keys, keys), len(log.keys) - 1)

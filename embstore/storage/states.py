@@ -1,4 +1,4 @@
-"""Kept states in the catalogue. Each state is written as its changes since the state before it.
+"""Kept states in the catalogue. Each state is written as the changes since the state before it.
 
 If a store has 2,000 tables and 100 labels, most tables do not change between two labels. A table
 that does not change is written once, and is one object in memory, however many states contain it.
@@ -6,12 +6,16 @@ Even if every table is trained between two labels, a label takes only three numb
 because a table's rows, learning rate and identity stay the same. `written` is the number of the
 last command that changed rows of a table.
 
-    table   [id, t, written]   can be followed by rows, learning_rate; these by identity
-    place   [session, step, command]   [session, step, command, table_ids]
+    table   [id, t, written]
+            [id, t, written, rows, learning_rate]
+            [id, t, written, rows, learning_rate, identity]
+    place   [session, step, command]
+            [session, step, command, table_ids]
 
-A place is the resume position of a session. If a shorter form omits a value, the value is that of
-the state before. New tables come after the other tables. Places have an order: first the places
-that are the same as in the state before, in their old order, and then all others.
+`t` is the number of updates of a table. A place is the resume position of a session. A value that a
+shorter form omits is the same as in the state before. New tables come after the other tables.
+Places have an order: first the places that are the same as in the state before, in their old order,
+and then all others.
 """
 
 import json
@@ -64,7 +68,8 @@ class KeptState:
         return _content(t for t in self.state.tables if may_read(t.identity["name"]))
 
     def fields(self, before: State) -> dict[str, Any]:
-        """Return the checkpoint as the catalogue contains it after the state `before`."""
+        """Return the fields that the catalogue contains for the checkpoint. One of them is the
+        checkpoint's state, as the changes since the state `before`."""
         return {
             "label": self.label,
             "metadata": self.metadata,
@@ -112,9 +117,8 @@ def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
 
 
 def _same_places(before: State, state: State) -> Iterator[str]:
-    """Yield the names of the first sessions of a state, up to the first session that the state
-    before does not have in the same order and with the same place. The state before can have other
-    sessions between them."""
+    """Yield the names of the first sessions of `state`, as long as `before` has them in the same
+    order and with the same resume positions. `before` can have other sessions between them."""
     left = iter(before.places.items())
     for name, place in state.places.items():
         if not any(found == (name, place) for found in left):

@@ -185,7 +185,7 @@ class Storage:
         """Make all records appended so far durable, with the given tables, and with `places`, the
         resume positions of sessions. With a label, the commit is kept as a checkpoint.
 
-        `lives` are the lives of all commands up to `command`.
+        `lives` are the processes that gave the commands up to `command` their numbers (lives.py).
         `commands` is the position at which the command log continues; the log is durable up to that
         position. None: the position in the catalogue stays as it was.
 

@@ -1,6 +1,6 @@
 """Taking over a leader's commit: the leader's catalogue and files replace those of a standby.
 
-    incoming/LINEAGE      the leader that sent the files; files of other leaders are removed
+    incoming/LINEAGE      identifies the leader that sent the files; files of others are removed
     incoming/log, base, ids   files that the store does not have yet; a name that ends with .part
                           marks a file that is not complete
     incoming/CATALOGUE    written last: once it exists, the commit will be taken over, even after a
@@ -51,8 +51,8 @@ class Incoming:
             files.replace(path, mark)
 
     def missing(self, present: Lineage | None) -> dict[str, int]:
-        """Return the paths and bytes of the files that must be sent. `present` is the lineage of
-        the directory; None if the directory belongs to another store."""
+        """Return the size in bytes of each file that must be sent, by path. `present` is the
+        lineage of the directory; None if the directory belongs to another store."""
         below = 0 if present is None else present.shared_below(self._lineage.promotions)
         return {
             path: size

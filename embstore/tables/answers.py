@@ -2,8 +2,8 @@
 
 A client may send a command again after a crash. Therefore the command log contains each command's
 origin, and this module keeps the answers that clients may still need. A commit makes the logged
-commands superfluous, but not these answers: it begins a segment whose first record contains the
-answers. Answers belong to an **instance** of the server, which ends when the answers are lost.
+commands superfluous, but not these answers: the commit begins a segment whose first record contains
+the answers. Answers belong to an **instance** of the server, which ends when the answers are lost.
 Clients recognize the instance by its id.
 
 **Bounds.** Each commit writes all answers, so the bytes of answers are bounded, per client and in

@@ -136,8 +136,8 @@ class Reading:
             self._deleted.append(keys)
 
     def leaves(self, slices: Slices) -> tuple[Keys, NDArray[np.uint8]]:
-        """Return those of the blocks to be read that had a written row, and the leaf of each
-        block."""
+        """Return the blocks that had a written row, and the leaf of each of these blocks. Only
+        blocks that are to be read are searched."""
         written: WrittenKeys | None = None
         blocks = self.changed
         levels = self._pool, self._pool.level_two

@@ -44,8 +44,8 @@ from embstore.tables.command_log import CommandLog
 from embstore.tables.logged import SessionPlace
 
 LATER: Any = object()
-"""A placeholder for a command that is known only later in its call, which then passes it to
-`Frame.logs`."""
+"""A placeholder for the command of a call that does not know the command when it begins. Later the
+call passes the command to `Frame.logs`."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _IS_BUSY = (
@@ -89,7 +89,7 @@ class Frame:
         self.is_covered = False
         """Whether acknowledged commands survive a crash without a commit."""
         self.after_writes: list[Callable[[], Callable[[], None] | None]] = []
-        """Weak references to functions called at the end of each command that writes."""
+        """Weak references to functions that are called at the end of each command that writes."""
         self.paused = ""
         """The reason why commands that write are refused, for example on a shard whose partitions
         move; "": they are accepted. It is set inside a call."""
@@ -208,7 +208,7 @@ class Frame:
     def stand_at(self, command: int) -> None:
         """Continue after the command of number `command` in another store's history. A new life
         begins with this command, because this process may have used the command's number before.
-        Inside a call."""
+        Use this only inside a call."""
         self.command_number, self.life = command, lives.new_id()
         before = tuple(one for one in self.lives if one.first < command)
         self.lives = lives.numbered(before, self.life, command)
@@ -228,8 +228,8 @@ class Frame:
             self._waiting.discard(token)
 
     def pause(self, why: str) -> None:
-        """Refuse commands that write, for the reason `why`; "": accept these commands again. Inside
-        a call, or before the first call."""
+        """Refuse commands that write, for the reason `why`; "": accept these commands again. Use
+        this only inside a call, or before the first call."""
         self.paused, self.may_pass = why, _nothing
 
     @property
@@ -262,8 +262,9 @@ class Frame:
         arrays. Fail the store if the call was cut off, or if the device is lost.
 
         Every exception that is not one of the store's errors, such as an exception of a signal
-        handler, cuts off a command that writes: the command may have changed rows. If the call can
-        be refused instead of `exc` being raised, return the error that refuses it.
+        handler, cuts off a command that writes: the command may have changed rows. If the call has
+        changed nothing and failed for lack of memory, return the error that is to be raised in
+        place of `exc`; else return None.
         """
         refusal = None
         if _is_lack(exc) and not self.storage.is_changing:

@@ -1,7 +1,7 @@
 """The device of an embedded store, lent to its trainer (`embstore.handles.lent`).
 
 The trainer's rows are in slots of the device's memory, outside the cache. The kernels that read and
-update these rows are those for the store's rows. An update that takes effect later uses other
+update these rows are the same as for the store's rows. An update that takes effect later uses other
 slots: the rows are copied to these slots and updated there, and are copied back when the update
 takes effect.
 """
@@ -25,8 +25,8 @@ from embstore.layout import VALUE, Layout
 from embstore.tables.callers import bag_gradients
 
 _ROWS_MAX = 1 << 40
-"""More rows than there can be slots. Slots are passed to kernels as keys of a table of so many
-rows."""
+"""More rows than there can be slots. Slots are passed to kernels as keys of a table with this
+number of rows."""
 _SLAB_BYTES = 4 << 20
 """Approximate bytes of one allocation of slots."""
 _LEAST_SLOTS = 256

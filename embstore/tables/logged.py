@@ -78,7 +78,8 @@ class Logged(NamedTuple):
 
     number: int
     is_counted: bool
-    """Whether the entry is a command; otherwise it comes after the command of this number."""
+    """Whether the entry is a command. Then `number` is the number of the command; otherwise the
+    entry comes after the command with this number."""
     command: Command[Any] | None
     origin: Any
     place: SessionPlace | None

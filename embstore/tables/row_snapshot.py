@@ -1,8 +1,8 @@
 """A copy-on-write snapshot of the rows that commands change while a long read runs.
 
-A read in slices must see the table as of a single command. Therefore, before a command changes rows
-that the running read has not read yet, it copies these rows to the snapshot. Each row is copied
-once. A row that was never written is noted as absent. The reader prefers these copies to the
+A read in slices must see the table as of a single command. Therefore each command copies rows to
+the snapshot before it changes them, if the running read has not read these rows yet. Each row is
+copied once. A row that was never written is noted as absent. The reader prefers these copies to the
 current rows.
 
 This costs a command an additional search for its rows, and memory for the rows that change before
@@ -93,8 +93,9 @@ class Copies:
     batches: list[Rows]  # grows, but does not change otherwise
 
     def put_into(self, rows: Rows, written: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the earlier rows that were written, and a bool array that is True for their keys.
-        `rows` and `written` are the current rows in the same form."""
+        """Put copies in the place of current rows: return the rows that were written when the long
+        read began, and a bool array that is True for their keys. `rows` and `written` are the
+        current rows in the same form."""
         is_here = self.numbers >= 0
         was_written = np.where(is_here, self.numbers != _ABSENT, written)
         result = np.empty((int(np.count_nonzero(was_written)), *rows.shape[1:]), rows.dtype)

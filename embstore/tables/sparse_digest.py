@@ -4,7 +4,8 @@ Leaves are sums of hashes, so rows can be read in any order, but each row must b
 Files store rows by row number. An id (a sparse key) gets its row number when its row is logged for
 the first time, and keeps this number. The rows are read in two parts:
 
-    first   ids that had a number when the search of the cache for dirty rows ended, by number
+    first   ids that had a number when the search of the cache for dirty rows ended, in the order
+            of the numbers
     second  dirty rows whose ids had no number at that time
 
 A row that was written when the digest began is in one of these parts: it was dirty and was found in
@@ -54,7 +55,7 @@ class SparseDigest:
         self._is_changed |= len(keys) > 0
 
     def begin(self, pool: Pool, table_id: int) -> None:
-        """Begin a digest of the table, which is the only one of the pool, in its present state."""
+        """Begin a digest of the present state of the table. The pool must have no other table."""
         pool.followers.download()
         pool.followers.follow(table_id, self.note_written)
         if self._is_changed:

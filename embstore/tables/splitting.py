@@ -15,9 +15,9 @@ again in other slots, and steps with a row in such slots are planned again. If t
 for the dirty rows of a slice, nothing moves until the next decision.
 
 **Floors.** Independently of the measured misses, a pool keeps at least a sixty-fourth of the
-budget. It also keeps slots for the rows of its largest recent call, or as many slots as are pinned
-if these are more, up to an equal part of half the budget. A call that does not fit is done in
-parts, which takes far longer than reading its missing rows.
+budget. It also keeps slots for the rows of its largest recent call or for its pinned rows,
+whichever are more. For this it keeps at most half the budget divided by the number of pools. A call
+that does not fit is done in parts, which takes far longer than reading its missing rows.
 
 **The budget.** Memory of indexes beyond the budget is released first, independently of measurements
 (`Arena.keep_to_budget`).
@@ -67,7 +67,7 @@ class SplitPool(NamedTuple):
 
 
 class Splitting:
-    """The split of one store's cache. Inside a call.
+    """The split of one store's cache. Use it only inside a call.
 
     Parameters
     ----------
@@ -230,7 +230,8 @@ class Splitting:
 
 
 def _slots(pool: Pool, sizes: Floats) -> Floats:
-    """Return the numbers of slots that a pool has with sizes in bytes, in whole slabs."""
+    """Return, for each of some sizes in bytes, the number of slots that a pool of this size has in
+    whole slabs."""
     slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
     whole: Floats = np.floor(sizes / (slots.slot_bytes * slab_slots)) * slab_slots
     return whole

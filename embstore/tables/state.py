@@ -132,14 +132,16 @@ class Share:
 
 @dataclass(frozen=True)
 class PoolBatch:
-    """A command's shares of the tables of one pool, whose keys are made unique together."""
+    """A command's shares of the tables of one pool. The keys of these shares are made unique
+    together."""
 
     pool: Pool
     shares: list[Share]
     batch: Batch
     counts: Counts | None = None
-    """The accesses that each position of the batch stands for, (n,); None: 1 each. Counts are not
-    part of the batch, because the batch may be that of an earlier call with other counts."""
+    """The accesses that each position of the batch stands for, (n,); None: one access each. Counts
+    are not part of the batch, because the batch may be that of an earlier call with other
+    counts."""
 
     @property
     def gradients(self) -> list[Gradients]:
@@ -194,7 +196,7 @@ def batches(
 
 
 def _counts(shares: Sequence[Share]) -> Counts | None:
-    """Return the accesses that each position stands for, (n,), or None for 1 each."""
+    """Return the number of accesses that each position stands for, (n,); None: one access each."""
     if all(share.counts is None for share in shares):
         return None
     ones = [np.ones(len(share.keys), np.int64) for share in shares]

@@ -97,7 +97,7 @@ class Tables:
     # Creating and removing
 
     def create(self, config: TableConfig) -> tuple[TableState, bool]:
-        """Create a table, or find the one of this identity. Return it, and whether it is new.
+        """Create a table, or find the existing table; return the table and whether it is new.
 
         Raises
         ------
@@ -296,7 +296,7 @@ class Tables:
             log.after_commit(number, made)
 
     def set_retention(self, label: str, retention: Retention) -> KeptState:
-        """Protect, make routine or drop a checkpoint. Return it as changed, or as before the drop.
+        """Protect, drop or make routine a checkpoint; return it after the change, or before a drop.
 
         Raises
         ------

@@ -228,10 +228,11 @@ def delete(share: Share, session: str = "") -> int:
 def clear(
     table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None, session: str = ""
 ) -> int:
-    """Delete all rows of a table. Return how many of the written rows this store owns: those for
-    whose keys `owns` returns True; None: all.
+    """Delete all rows of a table. Return how many written rows with keys that this store owns were
+    deleted.
 
-    Raises the errors of `delete`.
+    `owns` returns which of some keys this store owns; None: all keys. Raises the errors of
+    `delete`.
     """
     check_writer([table], session)
     table.pool.finder.finish_arriving()
@@ -310,7 +311,8 @@ def _apply(
     options: UpdateOptions,
     stages: Stages,
 ) -> None:
-    """Apply an update. `parts` are (pool, unique row keys (u,), scaled sums (u, dim) or more)."""
+    """Apply an update. `parts` are (pool, unique row keys (u,), scaled sums); the array of the sums
+    can be larger than (u, dim)."""
     _set_scalars(tables, options)
     named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
     _write(named, tables, [1] * len(tables), stages)
@@ -333,8 +335,8 @@ def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
 
 
 def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:
-    """Return the change that sets the rows of one pool. `puts` are in the order of the pool's
-    batch."""
+    """Return the write that sets the rows of one pool: the pool, the unique row keys, and the
+    change. `puts` are in the order of the pool's batch."""
     pool, keys = part.pool, part.batch.unique_keys
     last = np.empty(len(keys), np.int64)
     last[pool.device.memory.download(part.batch.inverse)] = np.arange(part.batch.position_count)

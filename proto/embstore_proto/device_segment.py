@@ -17,9 +17,9 @@ RESULT arrives.
 the tether as long as it has the memory or the event open. After closing memory and event, the
 client ends the tether (`shutdown`, then `close`); the end of the client's process has the same
 effect. Only then does the server free the memory. The end of the connection would be too early: a
-client's arrays may outlive it, and freeing memory that another process still has open is undefined
-(cudaIpcOpenMemHandle). A forked child of the client inherits the tether, and does not end it; if
-the child outlives its parent, the memory stays allocated.
+client's arrays may outlive the connection, and freeing memory that another process still has open
+is undefined (cudaIpcOpenMemHandle). A forked child of the client inherits the tether, and does not
+end it; if the child outlives its parent, the memory stays allocated.
 
 When a server ends, its memory is freed. From then on, a client must not use arrays in that memory.
 """
@@ -45,12 +45,12 @@ class Handles(NamedTuple):
 
 
 def request(byte_count: int) -> bytes:
-    """Return the frame of a client's request for memory."""
+    """Return the frame by which a client requests `byte_count` bytes of a GPU's memory."""
     return frame_of(Kind.DEVICE_SEGMENT, _SIZE.pack(byte_count))
 
 
 def on_device(byte_count: int) -> bytes:
-    """Return the frame that precedes a CALL whose arrays have this many bytes in the segment."""
+    """Return the frame that precedes a CALL whose arrays have `byte_count` bytes in the segment."""
     return frame_of(Kind.ON_DEVICE, _SIZE.pack(byte_count))
 
 

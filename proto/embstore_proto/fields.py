@@ -4,9 +4,9 @@ Commands, their parts and their results are dataclasses, and a message of the .p
 of the same names. So one codec works for all: the annotation of a field determines its form in the
 message.
 
-    int, float, bool, str     unchanged; if the message records presence, absent is the default
+    int, float, bool, str     unchanged; an absent field means the default, if presence is recorded
     Literal["a", "b"]         an enum of the message, whose names end in A, B
-    X | None                  absent for None
+    X | None                  None is sent as an absent field
     NDArray with ArraySpec    a position in the payload (frame.py); dtype and dimensions are checked
     Profile, HotSet           the bytes of its file, as an array of uint8
     dict[str, Any]            JSON, in the field NAME_json

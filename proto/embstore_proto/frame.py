@@ -52,8 +52,8 @@ because it is parsed into objects of many times its size; a payload is not."""
 ALIGNMENT = 64
 """Alignment of the arrays in a payload."""
 _FRONT_BYTES_MAX = 3 + 5 + 5 + 6
-"""Most bytes of the tags and lengths of the three fields, and spare bytes to adjust the padding's
-length."""
+"""The maximum size in bytes of the tags and lengths of the three fields, with spare bytes by which
+the padding's length is adjusted."""
 
 _HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
 _TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"

@@ -50,10 +50,10 @@ class Received(NamedTuple):
     header: bytes
     payload: memoryview
     copies: Copies | None = None
-    """Set if the sender can still write the payload; then its arrays are copied, and the copied
-    bytes counted."""
+    """Set if the sender can still write the payload; then the payload's arrays are copied, and the
+    copied bytes are counted."""
     growth: Growth | None = None
-    """Set if the sender is not trusted; then the decoded size of its arrays is bounded."""
+    """Set if the sender is not trusted; then the decoded size of the arrays is bounded."""
     is_read_once: bool = False
     """Whether the rows need no copy, because the executor of the command reads each row only
     once."""

@@ -18,8 +18,8 @@ ERROR_METADATA = "embstore-error"
 """The key of the trailing metadata with the name of the error's class."""
 
 NOT_AGAIN_METADATA = "embstore-not-again"
-"""The key in the trailing metadata that marks an error which no retry can cure: the store has
-failed."""
+"""The key in the trailing metadata by which a server marks an error that no retry can cure, because
+the store has failed."""
 
 INTERNAL_MESSAGE = "internal error"
 

@@ -30,7 +30,7 @@ from embstore_proto.v1 import embstore_pb2 as pb
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
 
 _STREAMED_RESULTS = {"LookupStep": StepRows}
-"""The type of a stream's messages, if it differs from the type of the command's result."""
+"""By verb, the type of a stream's messages, if the command's result has another type."""
 
 
 class Arrived(NamedTuple):

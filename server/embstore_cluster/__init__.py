@@ -12,7 +12,7 @@ Or on the command line: `embstore cluster start|status|grow|drain|stop`.
     coordinator   the actor that owns the plan, and keeps it in a file
     shard         the actor of a shard, which keeps its server running
     process       the server's process: `embstore serve`, which ends with its actor
-    rollback      all shards go back to one checkpoint after a shard has lost commands
+    rollback      the return of all shards to one checkpoint after a shard has lost commands
     local         Ray on this machine, started if none is running
     placing       the nodes and ports of shards
     looking       the statistics that shards report
@@ -24,8 +24,8 @@ Or on the command line: `embstore cluster start|status|grow|drain|stop`.
 its server ends with it, and Ray restarts the actor. The coordinator is an actor, too; when it is
 restarted, it reads its file again. Addresses are in the map, and do not change. Acknowledged writes
 are in the shards' command logs, or, with a weaker durability, in a checkpoint of the cluster. If
-one shard has lost commands that the other shards have, its rows are older than theirs, so the other
-shards go back, too.
+one shard has lost commands that the other shards have, its rows are older than the rows of the
+other shards. Therefore all shards then restore the same checkpoint.
 """
 
 from typing import TYPE_CHECKING

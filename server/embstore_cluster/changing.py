@@ -26,8 +26,8 @@ from embstore_client.shards.router import Router
 _LOG = logging.getLogger(__name__)
 BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
-"""The label of the checkpoint that is made after partitions have moved; earlier labels become
-void."""
+"""The label of the checkpoint that is made after partitions have moved; checkpoints that were made
+before can no longer be restored."""
 _TRIES, _PAUSE_S = 120, 1.0
 """The number of tries to reach all shards, and the pause between tries; shards may still be
 starting."""
@@ -46,7 +46,7 @@ class Progress:
 
 
 class Change:
-    """Changes of one cluster, one at a time.
+    """Makes changes of one cluster, one at a time, in a separate thread.
 
     Parameters
     ----------

@@ -48,7 +48,8 @@ LASTING: dict[str, Any] = {
     "max_restarts": -1,
     "max_task_retries": -1,
 }
-"""Options of a cluster's actors: Ray restarts them, and they outlive the job that started them."""
+"""Options of a cluster's actors. With these options Ray restarts an actor that has ended, and
+actors outlive the job that started them."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
 
 
 def _restored_map(path: Path) -> ShardMap | None:
-    """Return the map of shards that exist without a coordinator's file, as after the restore of a
-    backup."""
+    """Return the map of shards whose directories exist although there is no coordinator's file, for
+    example after the restore of a backup. None: the first shard has no record of a map."""
     place = read(Files(path / "shard-0"))
     return None if place is None else place.shard_map
 
@@ -235,8 +236,8 @@ def status(
 ) -> dict[str, Any]:
     """Return the partitions, address and statistics of each shard of a running cluster.
 
-    `connecting` has the arguments of `embstore.connect`, with which shards are asked for their
-    statistics (`looking`).
+    `connecting` has the arguments of `embstore.connect` for the connections to the shards, over
+    which the shards are asked for their statistics (`looking`).
 
     Raises
     ------

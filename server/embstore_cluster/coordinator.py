@@ -62,7 +62,7 @@ class _Kept:
     joining: Plan | None = None
     """The plan that includes shards that are about to join. None: there are none."""
     is_changing: bool = False
-    """Whether writes of shards may be paused."""
+    """Whether a change has begun and not ended. The shards' writes are possibly paused then."""
 
 
 def _read(files: Files) -> _Kept | None:
@@ -133,8 +133,10 @@ class Coordinator:
             return self._kept.plan
 
     def lost(self, number: int) -> None:
-        """Make the cluster go back, because a shard has lost commands after the cluster went back
-        for the `number`th time. Return when no earlier server runs any more.
+        """Make all shards go back to one checkpoint, because a shard has lost commands. Return when
+        no server runs any more that was started before. `number` is the number of times that the
+        cluster had gone back when the shard's server was started; if the cluster has gone back
+        since, it does not go back again.
 
         Raises
         ------

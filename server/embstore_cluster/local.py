@@ -5,8 +5,8 @@ machine. If there is none, Ray is started (`ray start`). It keeps running when t
 `stop` ends it.
 
 Ray listens on all interfaces, and every client can run programs; Ray 2.60 has no setting to listen
-on loopback only. So a Ray that this module starts accepts calls only with a token, which it reads
-from a file that only its user can read. The shards' own ports are on loopback.
+on loopback only. Therefore a Ray that this module starts accepts calls only with a token. The token
+is in a file that only the user who started Ray can read. The shards' own ports are on loopback.
 """
 
 import json
@@ -39,8 +39,8 @@ _END_TIMEOUT_S = 90.0
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.2
 _GATE = 'read -r _ && exec "$@" </dev/null'
-"""A shell command that waits for a line of input, and then becomes the given command. If its parent
-ends before the line arrives, the shell ends too."""
+"""A shell command that waits for a line of input, and then becomes the given command. If the
+shell's parent ends before the line arrives, the shell ends too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class LocalRay:
     the same id later."""
     address: str
     folder: str
-    """The directory of Ray's sockets, whose paths have to be short, and of its logs."""
+    """The directory of Ray's sockets and logs. Its path is short, because the paths of sockets have
+    to be short."""
 
 
 def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:

@@ -23,13 +23,13 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 
 
 def look(addresses: Mapping[int, str], connecting: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the shards' statistics, by number.
+    """Return the statistics of each shard, by the shard's number.
 
     Returns
     -------
-    `tables`, `rows_resident`, `bytes` on disk, and `command`, the number of the last command.
-    Two values are measured over one second: `commands_per_s`, and `keys_per_s` of lookups. The
-    values are None for a shard that did not answer; `error` is the reason.
+    For each shard: `tables`, `rows_resident`, `bytes` on disk, and `command`, the number of the
+    last command. Two values are measured over one second: `commands_per_s`, and `keys_per_s` of
+    lookups. The values are None for a shard that did not answer; `error` is the reason.
     """
     with ThreadPoolExecutor(len(addresses) or 1) as threads:
         ask = partial(_asked, connecting=connecting)

@@ -97,7 +97,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str | bytes, place: str) -> "Plan":
-        """Return the plan from the text of a file; errors name the file by `place`.
+        """Return the plan from the text of a file; `place` is the file's name in error messages.
 
         Raises
         ------

@@ -1,10 +1,10 @@
 """A server that ends with its parent: `-m embstore_cluster.process PARENT [WORD ...] serve ...`.
 
 A server that outlived its actor would keep the directory and the port that the next server needs.
-Therefore the system kills the server (SIGKILL) when the thread that started it ends, for any
-reason. For the store this is a crash; its command log contains the commands since the last commit.
-If the parent ends before the server has made this request to the system, the server detects that by
-the parent's process id.
+Therefore each server asks the system to kill it (SIGKILL) when the thread that started the server
+ends, for any reason. For the store this is a crash; its command log contains the commands since the
+last commit. If the parent has ended before the server asks the system, the server detects that by
+the parent's process id, and ends.
 
 The words before `serve` are arguments for `rollback`, which prepares the directory first.
 """

@@ -6,14 +6,15 @@ other shards are ahead of this shard. No trainer has ever seen this combination 
 whole cluster goes back to the last checkpoint that all shards have:
 
 1. A shard's server checks its directory before opening it (`prepare`). It takes the directory's
-   lock, so that no earlier server can write any more. If the catalogue has a tail, commands were
-   lost: the process ends with LOST.
+   lock, so that no earlier server can write any more. If the catalogue's flag `tail` shows that
+   there were commands after the last commit, they are lost: the process ends with LOST.
 2. The shard's actor notifies the coordinator, which asks all actors for the checkpoints on their
-   disks, and chooses the newest checkpoint that all shards have. The coordinator records the choice
-   in its file as the nth time of going back, and ends the servers of all other shards. Only then
-   does it answer.
-3. Each server, of any shard, that starts afterwards gets n and the label. It restores the label
-   once: a file next to its directory contains the last n that the shard has restored.
+   disks, and chooses the newest checkpoint that all shards have. The coordinator records in its
+   file the label of this checkpoint and n, the number of times that the cluster has gone back. It
+   ends the servers of all other shards, and only then answers the actor.
+3. Each server, of any shard, that starts afterwards gets n and the label. It restores the
+   checkpoint once for each n: a file next to its directory contains the last n for which the shard
+   has restored a checkpoint.
 
 **No step is acknowledged in between**: a step needs all shards, and the shard that had lost
 commands serves only when every earlier server has ended. A process that dies meanwhile can resume:
@@ -98,9 +99,10 @@ def _kept(directory: Path) -> Catalogue | None:
 
 
 def labels(directory: Path) -> dict[str, str]:
-    """Return the checkpoints on a shard's disk by label, oldest first. The value of a checkpoint of
-    the cluster is equal on all shards; the value of a checkpoint that only one shard has made
-    differs from all other values. A server can have the directory open."""
+    """Return the identity of each checkpoint on a shard's disk, by label, oldest first. A
+    checkpoint that was made by the whole cluster has the same identity on all shards. A checkpoint
+    that only one shard has made has an identity that no other shard has. A server may have the
+    directory open during this call."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return {}

@@ -5,7 +5,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 
 BATCH_BYTES = 16 << 20
-"""The bytes of a batch of rows. It is so large that the fixed cost of a call is small in
+"""The size of a batch of rows in bytes: so large that the fixed cost of a call is small in
 comparison."""
 
 

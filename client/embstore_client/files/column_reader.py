@@ -29,7 +29,8 @@ class ColumnReader:
     def __init__(
         self, columns: Columns, names: list[str], key: str | None, hashed: Hashing | None
     ) -> None:
-        """Read the rows in the columns `names`. If `key` is None, rows are numbered."""
+        """Read the rows in the columns `names`. If `key` is None, the keys are the rows'
+        numbers."""
         metadata, own = columns.schema.metadata or {}, METADATA.encode()
         self.about = FileOrigin.from_json(metadata[own]) if own in metadata else None
         self._columns, self._names, self._key, self._hashed = columns, names, key, hashed

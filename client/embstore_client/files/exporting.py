@@ -1,4 +1,4 @@
-"""Writes a table's rows to a file, all in the state after one command."""
+"""Writes a table's rows to a file. All rows have the values that they had after one command."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,8 @@ class Exported:
     place: str
     """The path or URL."""
     rows: int
-    """The number of written rows. A .npy file contains further rows: all rows of the table."""
+    """The number of rows of the table that were ever written. A .npy file contains all rows of the
+    table, so it can have more."""
     bytes: int
     about: FileOrigin
 
@@ -42,7 +43,7 @@ def export_table(
     progress: Progress | None = None,
     timeout_s: float | None = None,
 ) -> Exported:
-    """Write a table's written rows to a file, all in the state after one command (`Table.scan`).
+    """Write a table to a file: all rows ever written, as they are after one command (`Table.scan`).
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def export_table(
     InvalidArgumentError : the format is not supported; a library is missing; or state or `since` is
         given with .npy.
     CheckpointNotFoundError, TableNotFoundError : see `Table.scan`.
-    StoreInUseError : another export writes to this place.
+    StoreInUseError : another export is writing to `to`.
     CapacityError, StorageError : there is no space, or no access. After any error, an existing file
         is unchanged.
     """

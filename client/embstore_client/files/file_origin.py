@@ -31,11 +31,12 @@ class FileOrigin:
     """The table and the command from which a file was made."""
 
     config: TableConfig
-    """The configuration, with the table's rows and learning rate at that command."""
+    """The configuration, with the number of rows and the learning rate that the table had after the
+    command `command`."""
     command: int
     """The number of the last command whose effect the rows include."""
     t: int
-    """The table's t at that command."""
+    """The table's t, the number of its updates, after the command `command`."""
     label: str | None = None
     """The checkpoint that was read. None: the export read a commit without a label."""
     since: str | None = None
@@ -46,7 +47,8 @@ class FileOrigin:
     since_rows: int = 0
     """The number of written rows at the checkpoint `since`."""
     since_sample: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of some rows that were not written after `since`, by key (`base`)."""
+    """Hashes of some rows that were not written after `since`, by key; see
+    `embstore_client.files.base`."""
     deleted: str = ""
     """The keys whose rows were deleted after `since`, in the form of `packed`."""
 
@@ -64,8 +66,8 @@ class FileOrigin:
 
     @classmethod
     def of(cls, scan: Scan) -> "FileOrigin":
-        """Return the description of a scan; the facts about the rows before `since` are added
-        later."""
+        """Return the description of a scan; the caller adds `since_rows`, `since_sample` and
+        `deleted` later."""
         return cls(
             *(scan.config, scan.command, scan.t, scan.label),
             *(scan.since, scan.since_command, scan.since_t),

@@ -30,7 +30,7 @@ READ = (
     | TEXT
     | {text + packed: module for text, module in TEXT.items() for packed in PACKED}
 )
-"""The module of each format, by the ending of the name."""
+"""The module that reads files of a format, by the ending of the file's name."""
 
 Batch = tuple[Keys, Rows, Rows | None]
 """Keys (n,), weights (n, dim), state (n, state_dim) or None."""
@@ -82,8 +82,8 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
 def opened(
     path: Path, place: str, tensor: str | None, key: str | None, hashed: Hashing | None = None
 ) -> Iterator[Reader]:
-    """Yield the reader of a file. Errors name the file by `place`; `hashed` makes keys from its
-    ids."""
+    """Yield the reader of a file. Errors name the file by `place`; `hashed` makes keys from the ids
+    in the file."""
     with understood(place):
         reader: Reader = module_of(path.name, READ).Reader(path, tensor, key, hashed)
     try:

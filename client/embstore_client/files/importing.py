@@ -242,7 +242,7 @@ class _Import:
             self.t, self.command = done.t, done.command
 
     def _delete(self, keys: Keys) -> None:
-        """Delete the rows that, by the file of changes, were deleted after its checkpoint."""
+        """Delete the rows that the file of changes lists as deleted."""
         for low in range(0, len(keys), DELETED_KEYS):
             done = self._table.delete(keys[low : low + DELETED_KEYS])
             self.deleted, self.command = self.deleted + done.rows, done.command

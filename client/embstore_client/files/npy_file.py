@@ -20,8 +20,8 @@ from embstore_client.files.tensors import TensorReader
 from embstore_client.files.values import Hashing
 
 _FILLED_ELEMENTS = 1 << 17
-"""The number of elements of initial rows that are computed at a time; each takes some hundred
-bytes."""
+"""The number of elements of initial rows that are computed at a time; while it is computed, an
+element takes up to about 100 bytes."""
 
 
 class Writer:
@@ -57,7 +57,7 @@ class Writer:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def write(self, keys: Keys, weights: Rows, state: Rows | None) -> None:
-        """Write the next rows, and initial rows for the keys in between."""
+        """Write the next rows. Keys between them that have no row get initial rows."""
         if not len(keys):
             return
         if keys[0] == self._next and keys[-1] - keys[0] == len(keys) - 1:

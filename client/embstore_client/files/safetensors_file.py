@@ -86,8 +86,8 @@ class Reader(TensorReader):
 
 
 def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """Return the tensors of a file, mapped. `_Bfloat16` stands for tensors that the library cannot
-    read into NumPy."""
+    """Return the tensors of a file, mapped. Tensors of bfloat16, which NumPy lacks, are returned as
+    `_Bfloat16`."""
     data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
     length = int(data[:_LENGTH_BYTES].view("<u8")[0])
     header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())

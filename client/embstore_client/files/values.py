@@ -72,7 +72,8 @@ def is_list(kind: Any) -> bool:
 
 
 def is_ids(kind: Any, *, hashed: bool) -> bool:
-    """Return whether a column of this Arrow type contains ids, or lists of ids."""
+    """Return whether a column of this Arrow type contains ids, or lists of ids. `hashed`: ids that
+    are not integers count too."""
     from pyarrow import types
 
     kind = kind.value_type if is_list(kind) else kind

@@ -1,13 +1,13 @@
 """Tables of a store as a part of a model: an adapter, for any framework.
 
-**A step.** The classes here have no parameters. A forward looks up rows, and a backward pass keeps
-the gradients of the forward's outputs. `step` sends these gradients as one update (`steps`), and
-the store's own optimizer applies it. So any number of passes can happen between two steps:
-micro-batches, several backward passes, a forward that is computed again, a forward whose output is
-not used. A row without a gradient is not updated. Outside a loop of `ahead` each lookup and each
-update is a separate call. Within such a loop, lookups and updates belong to the current announced
-step: the step's tables have no other writer, and the place of the session (its last finished step)
-is part of every checkpoint.
+**A step.** The classes here have no parameters of the framework. A forward looks up rows, and a
+backward pass keeps the gradients of the forward's outputs. `step` sends these gradients as one
+update (`steps`), and the store's own optimizer applies it. So any number of passes can happen
+between two steps: micro-batches, several backward passes, a forward that is computed again, a
+forward whose output is not used. A row without a gradient is not updated. Outside a loop of `ahead`
+each lookup and each update is a separate call. Within such a loop, lookups and updates belong to
+the current announced step: the step's tables have no other writer, and the place of the session
+(its last finished step) is part of every checkpoint.
 
 **Exactness.** A bag's gradient becomes the gradients of its ids by rule 8 of contract.md. The
 gradients of one id are added by rule 2, in the order of the forwards, then of the features, then of
@@ -15,7 +15,7 @@ the ids. Therefore a table has the same digest as if a NumPy program had sent th
 bags.
 
     StoreBacked         tables, their store, the session's place, and a checkpoint of all of them
-    StoreBackedModule   the same for frameworks whose modules have a state that changes in place
+    StoreBackedModule   a StoreBacked for frameworks whose modules' state changes in place
 
 A framework adds its own parts: how its arrays become ids (`_given`, `_announced`), how rows become
 activations, and the contents of its file (`saving.KeptFile`).
@@ -188,8 +188,9 @@ class StoreBacked:
     def _loop(
         self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any
     ) -> "closing[Loop]":
-        """Return the steps of a session over batches, each with its announcement. `features` is
-        called in the thread that iterates over the batches. Leaving the block ends the session."""
+        """Return an iterator of pairs: a step of a session, and the announcement of the step's
+        batch. `features` is called in the thread that iterates over the batches. Leaving the block
+        ends the session."""
         announced = (self._announced(batch, features(batch)) for batch in read(batches))
         return closing(self._steps.ahead(self.store, self.tables, announced, **session))
 
@@ -213,7 +214,8 @@ class StoreBacked:
         return marker_of(self._connection.connected, self.tables)
 
     def _compare(self, marker: bytes) -> None:
-        """Warn if the file was saved with other rows than the tables have now."""
+        """Warn if the marker, from a file of the framework, shows that the tables' rows have
+        changed since the file was saved."""
         warn_of_others(marker, self._connection.connected, self.tables)
 
     def save(
@@ -234,9 +236,9 @@ class StoreBacked:
         Parameters
         ----------
         directory : directory of the file that the checkpoint names; created if it does not exist
-        replace : give the label to the new checkpoint, and drop the checkpoint that has it, even a
-            protected one. If the process is killed in between, either the old checkpoint is kept,
-            or the new one under LABEL/replacing
+        replace : give the label to the new checkpoint, and drop the checkpoint that has the label
+            now, even if it is protected. If the process is killed in between, either the old
+            checkpoint is kept, or the new one under LABEL/replacing
         protect : protect the checkpoint, so that newer checkpoints do not push it out, as
             `Store.set_retention` does
         parts : other parts to save, by name: dense=..., optimizer=... In Keras, parts are objects
@@ -247,8 +249,8 @@ class StoreBacked:
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of a
-            part, is of another kind, such as a Keras optimizer that was not built; or a part is
-            named `retention`.
+            part, is of a kind that cannot be saved, such as a Keras optimizer that was not built;
+            or a part is named `retention`.
         The errors of `Store.checkpoint`. If the store has refused the checkpoint, its file is
         removed, and a label that was free is still free.
         CapacityError : `protect` is set, and 64 other checkpoints are protected. The new checkpoint
@@ -292,8 +294,8 @@ class StoreBackedModule(StoreBacked):
         raise NotImplementedError
 
     def _given_of(self, features: Any) -> list[Any]:
-        """Return the result of `_given` for each forward. `features` is the argument of a forward,
-        a tuple if the forward takes several arguments, or a list of these for several forwards."""
+        """Return the result of `_given` for each forward. `features` is the argument of one
+        forward, or a tuple of its arguments; a list contains these for several forwards."""
         forwards = _in_list(features)
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
         return [self._given(*of_forward) for of_forward in arguments]
@@ -330,8 +332,8 @@ class StoreBackedModule(StoreBacked):
         **options: Any,
     ) -> AcknowledgedUpdate | None:
         """Divide the gradients by their scale and by the number of ranks, clip them, and send them.
-        Skip them if the dense part was skipped. Lower the scale if only the store's gradients
-        overflow."""
+        If the dense part was skipped, discard them instead. Lower the scale if only the store's
+        gradients overflow."""
         scale = checked_scale(gradient_scale) / verdict.scale
         if max_norm is not None and not verdict.is_overflow:
             scale *= clip_factor(self._norm(ranks) * scale, max_norm)
@@ -363,8 +365,8 @@ class StoreBackedModule(StoreBacked):
 
         Parameters
         ----------
-        wait_s, force : as in `Store.restore`: wait until the lease of the session of a killed
-            trainer has expired, or end that session
+        wait_s, force : as in `Store.restore`. If a killed trainer has left a session open, `wait_s`
+            is how long to wait until the session's lease expires, and `force` ends the session
 
         Returns
         -------
@@ -374,8 +376,8 @@ class StoreBackedModule(StoreBacked):
 
         Raises
         ------
-        CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or it has other
-            parts. Nothing has changed.
+        CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or its parts
+            are not those of `parts`. Nothing has changed.
         TableHeldError : a session is open. Nothing has changed.
         OSError : the file cannot be read.
         """

@@ -28,12 +28,12 @@ Number = tuple[int, int]
 
 
 FORWARDS_WITHOUT_STEP = 16
-"""When gradients of this number of forwards are kept, the module warns that a call of `step` seems
-to be missing."""
+"""When the gradients of so many forwards are kept, the module warns that a call of `step` seems to
+be missing."""
 
 
 def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays concatenated; a single array as it is."""
+    """Concatenate arrays. A single array is returned without a copy."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -107,8 +107,8 @@ class KeptGradients:
             )
 
     def by_table(self) -> dict[str, tuple[Keys, Rows]]:
-        """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards,
-        concatenated by `join`."""
+        """Return, for each table, keys (n,) and their gradients (n, dim). The keys and gradients of
+        all features are concatenated by `join`, in the order of the forwards."""
         join = self._join
         return {
             table: (join([of.keys for of, _ in parts]), join([of.by_key(g) for of, g in parts]))
@@ -116,8 +116,8 @@ class KeptGradients:
         }
 
     def parts(self) -> dict[str, list[tuple[Any, Rows]]]:
-        """Return, by table, the ids and the gradients of outputs of each feature, in the order of
-        the forwards."""
+        """Return, for each table, a list of pairs in the order of the forwards: the ids of a
+        feature, and the gradients of the feature's outputs."""
         with self._lock:
             kept_ones = [self._kept[number] for number in sorted(self._kept)]
         parts: dict[str, list[tuple[Any, Rows]]] = {}

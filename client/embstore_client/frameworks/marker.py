@@ -1,10 +1,10 @@
 """A marker in a framework's file of weights, which stands for the rows that the file lacks.
 
-A marker is JSON: the store's id, and t of each table. When the file is loaded, the marker is
-compared with the store's present state. A marker contains no digest: computing a digest reads all
-rows that have changed, and frameworks request the states of modules often (weight averaging does so
-at every step). A comparison by t does not detect rows that were set without an update, by `assign`
-or an import.
+A marker is JSON: the store's id, and t, the number of updates, of each table. When the file is
+loaded, the marker is compared with the store's present state. A marker contains no digest:
+computing a digest reads all rows that have changed, and frameworks request the states of modules
+often (weight averaging does so at every step). A comparison by t does not detect rows that were set
+without an update, by `assign` or an import.
 
 The marker's length does not depend on t, because programs that average states add up the bytes of
 markers.
@@ -23,8 +23,8 @@ _DIGITS = 20
 
 
 def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
-    """Return the marker of the tables' present state; it is without t if the store cannot be
-    reached."""
+    """Return the marker of the tables' present state. If the store cannot be reached, the marker
+    has no t."""
     here = _here(store, tables)
     text = json.dumps(here)
     padding = sum(_DIGITS - len(str(t)) for t in here["t"].values())
@@ -32,7 +32,7 @@ def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
 
 
 def warn_of_others(marker: bytes, store: Store | None, tables: Iterable[str]) -> None:
-    """Warn if a marker shows that the tables' rows have changed since it was made."""
+    """Warn if a marker shows that the tables' rows have changed since the marker was made."""
     try:
         saved = dict(json.loads(marker))
     except ValueError:  # it is an average of several markers, or was changed

@@ -51,8 +51,8 @@ class Occurrences(NamedTuple):
     """Whether the shape of the given ids implies that no output has more than one id."""
 
     def pooled(self, rows: Rows) -> Rows:
-        """Return the outputs, (*shape, dim), from the rows of the keys, (n, dim); contract.md, rule
-        8."""
+        """Return the outputs, (*shape, dim), from the rows of the keys, (n, dim), by rule 8 of
+        contract.md."""
         if self.offsets is not None:
             mode: Any = self.mode
             rows = pool_rows(rows, self.offsets, mode, self.weights)
@@ -136,7 +136,8 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
 
 
 def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
-    """Return the lookups per table that these forward passes made, in their order."""
+    """Return, for each table, the ids of the lookups in these forward passes, in the order of the
+    passes."""
     found: dict[str, list[K]] = {}
     for given in forwards:
         for of in given.values():
@@ -145,7 +146,8 @@ def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
 
 
 def keys_by_table(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys per table that these forward passes looked up; keys can occur repeatedly."""
+    """Return, for each table, the keys that these forward passes looked up. A key can occur several
+    times."""
     parts = {name: [of.keys for of in of_table] for name, of_table in by_table(*forwards).items()}
     return {n: np.asarray(p[0]) if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
 

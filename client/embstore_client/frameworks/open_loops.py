@@ -39,7 +39,7 @@ class OpenLoop(NamedTuple):
 
 
 _open: dict[int, OpenLoop] = {}
-"""The open loops, by the id of each object."""
+"""The open loops, by the `id()` of each `OpenLoop`."""
 
 
 def read(batches: Iterable[Any]) -> Iterator[Any]:
@@ -87,7 +87,8 @@ def opening(loop: OpenLoop) -> Iterator[None]:
 
 
 def outside(refused: TableHeldError) -> TableHeldError:
-    """Return the error for a step outside any loop on a table that a session holds."""
+    """Return the error for a step that is outside of any loop, although a session holds one of its
+    tables."""
     found = str(refused).partition(";")[0]
     return TableHeldError(
         f"{found}; found a step outside that loop: call step() inside the loop, or loop.close() "

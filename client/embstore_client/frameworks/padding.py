@@ -16,8 +16,8 @@ PADDING = -1
 
 
 def is_id(ids: Any, padding_idx: int | None) -> Any:
-    """Return a bool mask (n,) of the ids that are not padding; ids (n,) of NumPy or of a
-    framework."""
+    """Return a bool mask (n,) of the ids that are not padding. `ids` (n,) is an array of NumPy or
+    of a framework."""
     found = ids != PADDING
     return found if padding_idx is None else found & (ids != padding_idx)
 

@@ -23,7 +23,7 @@ from embstore.results import AcknowledgedUpdate
 
 
 class Positions(NamedTuple):
-    """Ids of a step, as indices into its distinct keys."""
+    """Ids of a step, as indices into the step's distinct keys."""
 
     places: NDArray[np.int32]
     """The index of each id's key, (n,) int32."""
@@ -60,7 +60,8 @@ def from_store(
 
 
 class AnnouncedStep:
-    """A step of a look-ahead session, as the forwards between two calls of `step` use it."""
+    """A step of a look-ahead session, for the forwards between two calls of `step`: it returns
+    their rows, and receives the update."""
 
     def __init__(
         self, step: Any, keys: Mapping[str, Keys], given: Any = None, looks: str = "evaluate"
@@ -87,7 +88,8 @@ class AnnouncedStep:
         return bool(self._step.reaches_device)
 
     def announced(self, make: MakeRows | None = None) -> dict[str, Found]:
-        """Return the rows of all the step's keys by table, and the row index of each announced id.
+        """Return, for each table, the rows of all keys of the step, and the row index of each
+        announced id.
 
         Parameters
         ----------
@@ -142,8 +144,8 @@ class AnnouncedStep:
     def update_unique(
         self, sums: Mapping[str, Rows | SomeGradients], **options: Any
     ) -> AcknowledgedUpdate:
-        """Finish the step by one update with one gradient sum per key, in the order of the distinct
-        keys' rows."""
+        """Finish the step by one update with one sum of gradients for each distinct key, in the
+        order of the rows that `announced` returns."""
         self._check_open()
         done: AcknowledgedUpdate = self._step.update_unique(sums, **options)
         return done

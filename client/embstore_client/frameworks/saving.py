@@ -2,10 +2,10 @@
 
 The file is written and synced first, under a unique name, which the metadata of the checkpoint
 contains. The checkpoint is made last. If making the checkpoint fails, or the trainer is killed
-before it, the label is free, and a file that no checkpoint names may remain. A file is removed
-together with its checkpoint: when a newer checkpoint pushes out or replaces that checkpoint, or
-when a restore undoes that checkpoint. Only files that a checkpoint of this store has named are
-removed.
+before that, no checkpoint has the label, and a file that no checkpoint names may remain. A file is
+removed together with its checkpoint: when a newer checkpoint pushes out or replaces that
+checkpoint, or when a restore undoes that checkpoint. Only files that a checkpoint of this store has
+named are removed.
 
 **Replacing** a checkpoint must not lose both the old and the new one if the process is killed in
 between. So the new one is first made as LABEL/replacing. Then the old checkpoint is dropped, and
@@ -119,7 +119,8 @@ class KeptFile(NamedTuple):
 
     @contextmanager
     def removing(self, store: Store, directory: str | os.PathLike[str]) -> Iterator[None]:
-        """Remove the files of those checkpoints that were dropped during the block."""
+        """After the block, remove the files of those checkpoints that were dropped during the
+        block."""
         before = self._names(store)
         yield
         for name in before - self._names(store):
@@ -179,8 +180,8 @@ def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> N
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value consists only of plain Python types, as a dict of progress does,
-    without tensors."""
+    """Return whether a value consists only of plain Python types, without tensors. An example is a
+    dict of progress, {"epoch": 3}."""
     if isinstance(value, dict):
         return all(isinstance(name, str) for name in value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -211,7 +212,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
-    """Make a checkpoint, in place of the checkpoint that has the label, if there is one."""
+    """Make a checkpoint. If another checkpoint has the label, the new one replaces it."""
     meanwhile = label + STAND_IN
     _drop(store, meanwhile)  # left by a trainer that was killed in this function
     if label in {kept.label for kept in store.checkpoints()}:

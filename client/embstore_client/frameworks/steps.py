@@ -49,8 +49,8 @@ class Announced(NamedTuple):
 
 
 def _warn_of_nothing(stats: Any, name: str | None) -> None:
-    """Warn if a loop has skipped all of its batches, as happens in a second epoch of the same
-    name."""
+    """Warn if a loop has skipped all of its batches. This happens in a second epoch if its loop has
+    the name of the first."""
     if stats.skipped and not stats.steps:
         warnings.warn(
             f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were skipped "
@@ -172,9 +172,10 @@ class Steps:
     def send(
         self, store: Store, *, is_skipped: bool = False, **options: Any
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients as one update, or skip them; both finish the current step.
+        """Send the gradients as one update, or discard them. In both cases the current step is
+        finished.
 
-        If several ranks share a step, a rank without gradients takes part with an empty share.
+        If several ranks share a step, a rank without gradients sends an update without gradients.
 
         Returns
         -------
@@ -217,8 +218,8 @@ class Steps:
             ) from exc
 
     def sums(self) -> Share:
-        """Return, by table, each key that has gradients, with their sum over its occurrences, in
-        host memory."""
+        """Return, for each table, the distinct keys that have gradients, and for each key the sum
+        of the gradients over the key's occurrences. All arrays are in host memory."""
         self._settings[2]()
         kept, step = self.gradients.by_table(), self.at_hand
         keys = {

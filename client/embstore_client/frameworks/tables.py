@@ -178,7 +178,7 @@ class FeatureLookup:
     """A feature as it is looked up in one table."""
 
     name: str
-    """The name of its activations: the feature's name, or `feature@table`."""
+    """The name of the feature's activations: the feature's name, or `feature@table`."""
     feature: str
     of: Ids
     """The table's entry, which also defines how rows are pooled."""

@@ -32,8 +32,8 @@ of contract.md, and the gradients of an id are added by rule 2. The rows of a ba
 sums in forward and backward pass; on a GPU their order may change from run to run.
 
 Two alternatives were rejected. One was to apply rule 2 within a compiled function. This would not
-be exact, because XLA may contract products and sums, and flushes denormals. The other was to hide a
-gradient of activations in the gradient of rows that `pool` returns.
+be exact, because XLA may contract products and sums, and flushes denormals. The other was that
+`pool` returns, as the gradient of rows, an array in which the gradient of activations is hidden.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

@@ -230,8 +230,9 @@ class Embeddings(StoreBacked):
         """Go back to a checkpoint of `save`: the store, the session's place (its resume position),
         and the pytrees.
 
-        Call this method outside a loop. A loop of the session's name continues after the place, and
-        must be given the batches from there on: `itertools.islice(batches, place, None)`.
+        Call this method outside a loop. A loop with the session's name continues after the first
+        `place` steps, and has to be given the batches that follow these steps:
+        `itertools.islice(batches, place, None)`.
 
         Parameters
         ----------
@@ -243,8 +244,8 @@ class Embeddings(StoreBacked):
 
         Raises
         ------
-        CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or it has other
-            parts. Nothing has changed.
+        CheckpointNotFoundError, InvalidArgumentError : there is no such checkpoint, or its parts
+            are not those of `parts`. Nothing has changed.
         TableHeldError : a session is open. Nothing has changed.
         OSError : the file cannot be read.
         """

@@ -8,8 +8,8 @@ after a few batches it is not compiled any more, and 26 tables do not lead to 2*
 sizes. At least one row of zeros follows the distinct rows.
 
 Padding has no effect. An entry of `inverse` at a padded position points to the row of zeros after
-the distinct rows. Such an entry is in no bag, or its id is padding itself. Gradients of rows after
-the distinct rows are cut off.
+the distinct rows. Such an entry is in no bag, or it stands for an id that is padding. Gradients of
+rows after the distinct rows are cut off.
 
 Two alternatives were rejected: sizes that are powers of two, which waste twice as much memory; and
 the number of ids as the size. With that size a function is compiled once, but it moves the row of
@@ -65,10 +65,11 @@ class Places:
     """The positions of a feature's ids among the padded rows of its table; a pytree of arrays."""
 
     inverse: Any
-    """(size,) int32, the row of each id; single ids keep their shape."""
+    """(size,) int32, the row of each id. If no output has more than one id, the array has the shape
+    of the outputs instead."""
     bags: Any
-    """(size,) int32, ascending: the bag of each id; the number of bags stands for padding. None for
-    single ids."""
+    """(size,) int32, ascending: the bag of each id; the number of bags stands for padding. None: no
+    output has more than one id."""
     counts: Any
     """(bags,) float32, the number of ids of each bag, or None."""
     weights: Any
@@ -87,8 +88,8 @@ def padded_rows(rows: Rows, size: int) -> Any:
 def places_of(
     feature: str, of: Occurrences, inverse: NDArray[np.int32], count: int, sizes: Sizes
 ) -> Places:
-    """Return the places of a feature's ids, whose rows are given by `inverse` (n,), indices below
-    `count`."""
+    """Return the places of a feature's ids. `inverse` (n,) contains the index of each id's row,
+    below `count`."""
     if of.is_single:
         single = inverse
         if of.offsets is not None:
@@ -110,7 +111,8 @@ def places_of(
 
 
 def pool(rows: Mapping[str, Any], places: Mapping[str, Places]) -> dict[str, Any]:
-    """Return the pooled rows of each feature, {feature: (bags, dim)}; (*, dim) for single ids.
+    """Return the pooled rows of each feature, {feature: (bags, dim)}, or (*, dim) for ids that are
+    not pooled.
 
     This is a pure function of `Step.rows` and `Step.places`, to be called in code that is compiled
     and differentiated. XLA chooses the order of the sums, in the forward and the backward pass.

@@ -141,9 +141,10 @@ class Step:
 
         Parameters
         ----------
-        gradients : {feature: an array of the shape in `activations`}, of any float dtype. A feature
-            that is missing, or whose value is None, has no gradient. A table without gradients is
-            not updated, and its t stays; the same holds for a frozen table
+        gradients : {feature: an array with the shape that `activations` has for the feature}, of
+            any float dtype. A feature that is missing, or whose value is None, has no gradient. A
+            table without gradients is not updated, and its t stays; the same holds for a frozen
+            table
         learning_rate : the rate for this update only, of all tables or by table, {name: rate}.
             None: the learning rates of the tables
         gradient_scale : the factor of the gradients. None: 1 / world_size of the loop, so that the
@@ -184,8 +185,8 @@ class Step:
 
         Parameters
         ----------
-        gradients : {table: an array of the shape in `rows`}; a table that is missing, or whose
-            value is None, is not updated
+        gradients : {table: an array with the shape that `rows` has for the table}; a table that is
+            missing, or whose value is None, is not updated
         """
         sent = _on_host(gradients, self._tables, "tables")
         sums = {}

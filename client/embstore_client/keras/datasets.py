@@ -12,8 +12,8 @@ import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused
 
 
 def on_demand(batches: Callable[[], Iterator[Any]], like: Any) -> Any:
-    """Return a dataset of the batches that `batches()` yields in each epoch. Its number of batches
-    and their form are those of `like`, a tf.data.Dataset."""
+    """Return a dataset of the batches that `batches()` yields in each epoch. It has as many batches
+    as `like`, a tf.data.Dataset, and they have the same shapes and dtypes."""
     found = tf.data.Dataset.from_generator(batches, output_signature=like.element_spec)
     count = int(like.cardinality())
     if count >= 0:  # the number is known and finite

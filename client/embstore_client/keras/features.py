@@ -1,5 +1,6 @@
 """Ids in the shapes of TensorFlow, split into ids and bags. The functions work eagerly and in
-graphs.
+graphs. The last column names the features that may have a shape: those of a `Bag` (bags), or of an
+`Ids` (ids).
 
 (bags, length)          bags of one length                bags, and ids
 (bags,)                 one id per bag                    bags, and ids

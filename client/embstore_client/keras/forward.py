@@ -5,7 +5,7 @@ When the function runs, it numbers the call: gradients are later sent in the ord
 Within a graph such functions run in the order of the program. Each feature then passes through a
 separate operation. The backward pass of this operation gives the feature's gradient to a second
 Python function. A feature that the loss does not use leaves no gradient, not even zeros. (If a call
-is inside a tf.function, and its tape outside, TensorFlow makes zeros for unused outputs.) The
+is inside a tf.function, and the tape is outside, TensorFlow makes zeros for unused outputs.) The
 second Python function returns the gradient of the watched scalar, because a graph omits operations
 whose results are not used.
 

@@ -3,7 +3,7 @@
 EmbeddingBag             one table, bags        ids, and weights of ids
 Embedding                one table, ids         arguments of keras.layers.Embedding
 EmbeddingBagCollection   tables, bags and ids   a mapping of features
-EmbeddingCollection      tables, ids            the same
+EmbeddingCollection      tables, ids            a mapping of features
 """
 
 from typing import Any
@@ -142,9 +142,9 @@ class Collection(StoreLayer):
     """Several tables, by feature; each call and each step is one call to the store."""
 
     def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
-        """Return the activations of each feature, in the tables' order. For a `Bag` they are its
-        pooled rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
-        activations of a feature that is in several tables are named `feature@table`.
+        """Return {feature: its activations}, in the tables' order. A feature of a `Bag` has pooled
+        rows, (bags, dim); a feature of an `Ids` has a row for each id, (*, dim). The activations of
+        a feature that is in several tables are named `feature@table`.
 
         Parameters
         ----------

@@ -23,7 +23,7 @@ class _State(NamedTuple):
 
 
 class LossScale:
-    """The scale of an optimizer's loss, followed from step to step."""
+    """The scale of an optimizer's loss, read again at every step."""
 
     def __init__(self, optimizer: Any) -> None:
         """Read the scale of the first step.
@@ -57,7 +57,7 @@ class LossScale:
         Raises
         ------
         InvalidArgumentError : since the last verdict, the optimizer has done no step or several
-            steps, or its scale was set.
+            steps, or the program has set the optimizer's scale.
         """
         if not self._is_dynamic:
             return Verdict(self._before.scale)

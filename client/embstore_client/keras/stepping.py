@@ -22,8 +22,8 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, *layers: StoreLayer, max_norm: float | None = None) -> None:
-        """Keep the layers. They must be all store layers of the model that are trained; the step of
-        each layer is a separate update.
+        """Keep the layers. Pass all store layers of the model that are trained. The step of each
+        layer is a separate update.
 
         Parameters
         ----------

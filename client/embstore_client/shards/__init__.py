@@ -10,12 +10,12 @@ answers in the order of the call.
     router        the executor: shards, their tables, concurrent calls, by one map
     following     the executor by the newest map
     rows          commands that read and write rows
-    finite        gradients that no shard alone can judge
+    finite        gradients whose sums no shard alone can check
     places        the router's records of the members of sessions
     sessions      sessions are opened, joined, left; steps are announced
     steps         rows of announced steps
     finishing     steps are finished on all shards
-    whole         further commands, each of which is handled in its own way
+    whole         commands of the whole cluster, each of which is split and joined in its own way
     stats         stats that add up, and rates computed from the sums
     checkpoints   one label on all shards, at one barrier
     digests       leaves of all shards, combined; scans likewise
@@ -24,10 +24,11 @@ answers in the order of the call.
 **Order.** Every command that writes is sent to every shard, even to shards that own none of its
 keys. Therefore t and table ids are the same everywhere. Command numbers are the same, too, unless a
 command was applied by some shards only: a restore to a checkpoint then makes t and table ids equal
-again, but not the command numbers. A router sends such commands one after the other: it sends all
-parts of one command before the next command. Steps have an order of their own. If several clients
-write concurrently, each shard executes commands serially, but the order may differ between shards.
-The order matters if updates of one row do not commute, and for the t that an update of Adam uses.
+again, but not the command numbers. A router sends commands that write one after the other: it sends
+all parts of one command before the next command. Steps have an order of their own. If several
+clients write concurrently, each shard executes commands serially, but the order may differ between
+shards. The order matters if updates of one row do not commute. It also determines the t that an
+update of Adam uses.
 
 **All or none.** A call that one shard would refuse and another would accept is refused here, before
 it is sent. Examples are keys out of range and sums that are not finite. If a shard that logs its

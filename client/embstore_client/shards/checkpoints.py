@@ -84,8 +84,8 @@ def _are_one(found: list[KeptCheckpoint], barriers: list[Barrier]) -> bool:
 
 @contextmanager
 def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
-    """Pause the writes of all shards, and yield the position of each shard; [] if writes cannot be
-    paused."""
+    """Pause the writes of all shards, and yield for each shard its barrier, the position at which
+    it was paused. Yield [] if writes cannot be paused."""
     by = f"a checkpoint, {token_hex(8)}"
     barriers: list[Barrier] = []
     with suppress(PermissionDeniedError, InvalidArgumentError):  # the latter: not served as shards

@@ -6,11 +6,12 @@ finished the step and others not, and the trainer's gradients are lost. Any othe
 continues gets an error that asks it to restore a checkpoint.
 
 Rule 9 of contract.md refuses gradients that are not finite or too large. It may accept the
-gradients of each rank, and still refuse the sum over the ranks. No shard could notify the other
-shards in time. So a rank's gradients are refused here if a sum of such gradients from all ranks
-might be refused: if they are beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). For a trainer
-of one rank, the check is exact. Ranks that exchange their gradients and apply the update themselves
-(`embstore_training.write_behind`) know whether rule 9 accepts the sums, and send this answer.
+gradients of each rank, and still refuse the sum over the ranks. A shard that refuses a sum could
+not notify the other shards in time. So a rank's gradients are refused here if a sum of such
+gradients from all ranks might be refused: if they are beyond 1e38 / ranks or 7e16 / (ranks *
+gradient_scale). For a trainer of one rank, the check is exact. Ranks that exchange their gradients
+and apply the update themselves (`embstore_training.write_behind`) know whether rule 9 accepts the
+sums, and send the result of their check.
 
 Each shard compares the checksum of its own rows with the trainer's before it applies its part. If
 the trainer has a wrong row, the shard of that row refuses the step, although the other shards,

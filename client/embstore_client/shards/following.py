@@ -7,10 +7,10 @@ command is applied once: maps change at a barrier, at which each command that wa
 applied by all shards or by no shard (`embstore_client.barrier`).
 
 Sessions end when their map is replaced, as when a server restarts. A loop over a session then
-continues in the same way as after a restart (`embstore_training.rank_session`): the name of the
-server process, which is composed from all shards, includes the map's version. The epoch of the
-cluster is the sum of the epochs of its shards, corrected so that it does not change when a shard
-joins or leaves.
+continues in the same way as after a restart (`embstore_training.rank_session`), because it notices
+a restart by the name of the server process. For a cluster, this name consists of the map's version
+and the process names of all shards. The epoch of the cluster is the sum of the epochs of its
+shards, corrected so that it does not change when a shard joins or leaves.
 """
 
 import threading
@@ -83,7 +83,7 @@ class Following:
         return self.router.execute(command, out=out, timeout_s=timeout_s, progress=progress)
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
-        """Ask each shard for its rows of a step; None: prefetching would gain nothing."""
+        """Ask each shard for its rows of a step. Return None if prefetching would gain nothing."""
         return self.router.prefetch(command)
 
     def warm_up(self) -> None:

@@ -1,5 +1,5 @@
-"""Profiles and hot sets over shards. They are split so that each shard gets its own rows, and their
-counts are merged.
+"""Profiles and hot sets over shards. A profile or a hot set that is sent is split, so that each
+shard gets its own rows; counts that shards return are merged.
 
 Each shard records the order of its own calls (`Profile.trace`). The recordings cannot be merged,
 and are left out.

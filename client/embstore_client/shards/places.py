@@ -24,8 +24,8 @@ Splits = Mapping[str, "Split"]
 
 
 _SENT_MAX = 64
-"""The number of sent steps that are remembered per rank: more than a rank can have unfinished
-(`depth`)."""
+"""The number of sent steps that are remembered per rank. A rank cannot have so many unfinished
+steps (`depth`)."""
 
 
 @dataclass
@@ -53,9 +53,10 @@ class Places:
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._sent: dict[tuple[str, int], dict[int, type | None]] = {}
-        """By session and rank: the last steps that were sent by this router, each with the class of
-        the command that finishes it; None: two attempts used different commands. A trainer with
-        waits="none" has several unacknowledged steps, and a shard may lack all of them."""
+        """For each session and rank, the last steps that this router sent, and for each step the
+        class of the command that finishes it. The class is None if two attempts used different
+        commands. A trainer with waits="none" has several unacknowledged steps, and a shard may lack
+        all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:
@@ -146,8 +147,8 @@ class Places:
             del self._sent[of]
 
     def _members_of(self, name: str | None, rank: int | None = None) -> list[str]:
-        """Return the members that are rank `rank` of session `name`; None: of every session, or of
-        every rank."""
+        """Return the members that are rank `rank` of session `name`. If `name` or `rank` is None,
+        every session or every rank matches."""
         return [
             member
             for member, place in self._places.items()

@@ -107,7 +107,8 @@ class Router:
         self._limits: Limits | None = None
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse rows on a device if there are several shards; pass the call on if there is one."""
+        """Refuse rows on a device if there are several shards. If there is one shard, call its
+        `check_device`."""
         if len(self.shards) > 1:
             raise InvalidArgumentError(
                 f"expected rows of steps on the host, where the rows of {len(self.shards)} shards "
@@ -156,7 +157,7 @@ class Router:
         return answer
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
-        """Ask each shard for its rows of a step; None: prefetching would gain nothing."""
+        """Ask each shard for its rows of a step. Return None if prefetching would gain nothing."""
         if len(self.shards) == 1:
             return self.shards[0].prefetch(command)
         with sessions.leaving(self, command.member):
@@ -210,8 +211,8 @@ class Router:
         return found
 
     def newest_map(self, timeout_s: float | None = None) -> ShardMap:
-        """Return the first map of a shard that is newer than this router's map; if no shard has
-        such a map, this router's map."""
+        """Return a map that is newer than this router's map, from the first shard that has one. If
+        no shard has one, return this router's map."""
         for future in as_completed(self._asked(Call(timeout_s=timeout_s))):
             if future.exception() is None:
                 found = future.result().shard_map
@@ -346,7 +347,8 @@ class Shared:
         self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
 
     def begin(self, works: Mapping[int, Callable[[], Any]]) -> "dict[int, Future[Any]] | None":
-        """Run one function per shard, on threads; None: this object is closed."""
+        """Run one function per shard, on threads, and return the futures. Return None if this
+        object is closed."""
         with self._submitting:
             if self._is_closed:
                 return None

@@ -230,7 +230,7 @@ def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
 
 @_of_named
 def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
-    """Delete rows: they are as if they had never been written."""
+    """Delete rows. Afterwards they are as if they had never been written."""
     if command.moved:
         raise _not_at_its_shard("deleted")
     part, split = command.keys, router.split(command.keys)

@@ -43,7 +43,7 @@ def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]
 
 
 def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:
-    """Give every shard an equal share of a number of bytes."""
+    """Divide the cluster's cache bytes equally among the shards."""
     share = -(-command.cache_bytes // len(router.shards))
     router.all(c.ResizeCache(share), call)
 
@@ -67,7 +67,7 @@ def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
     """Copy every shard's files to its own folder, `shard-N` within the destination.
 
     Raises InvalidArgumentError if no label was given. Shards write their files at different
-    moments; only the states of one checkpoint are of one moment.
+    moments. Only the files of a checkpoint contain the states of all shards at one moment.
     """
     if command.label is None:
         raise InvalidArgumentError(

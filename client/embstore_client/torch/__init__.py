@@ -27,10 +27,10 @@
 `frameworks.backed` describes a step, and how exact it is. Torch computes the forward's sums on the
 device of the ids, with Torch's guarantees.
 
-Two alternatives were rejected. `lookup_pooled` sends fewer bytes if bags are long, but offers no
-gradients of weights, no early rows, and only one table per call. Torch's autograd through the
-pooling computes gradients of means as products with a reciprocal, and sums by key in no fixed
-order.
+Two alternatives were rejected. `lookup_pooled` sends fewer bytes if bags are long, but it computes
+no gradients of weights, cannot use rows that were read ahead, and takes only one table per call.
+Torch's autograd through the pooling computes gradients of means as products with a reciprocal, and
+sums by key in no fixed order.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids

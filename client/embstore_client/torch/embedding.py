@@ -33,8 +33,8 @@ _LOOKS = "call eval() of the module first, which torch.no_grad() alone does not"
 class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """Tables of a store as a module without parameters. `modules` has the concrete classes.
 
-    A copy of a module, also in another process, has the address, the names and the configuration,
-    but no rows, no gradients and no step.
+    A copy of a module, also in another process, has the store's address, and the names and the
+    configuration of the tables, but no rows, no gradients and no step.
     """
 
     _kinds: tuple[type[Ids], ...]
@@ -154,7 +154,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Parameters
         ----------
-        scaler : a `torch.amp.GradScaler`, by whose scale gradients are divided
+        scaler : a `torch.amp.GradScaler`; the gradients are divided by its scale
         group : group of torch.distributed; all its ranks call this method, which returns the norm
             of the mean of their gradients. None: the group of the loop; outside a loop this trainer
             is alone
@@ -270,7 +270,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; or a part has no state.
-        The errors of `Store.checkpoint`. The label is free afterwards.
+        The errors of `Store.checkpoint`; see `StoreBacked.save`.
         RankFailedError : raised on the other ranks if rank 0 has failed.
         """
         self._steps.synchronize()  # on every rank

@@ -1,4 +1,5 @@
-"""Ids in the shapes of Torch, split into keys and bags.
+"""Ids in the shapes of Torch, split into keys and bags. The last column names the features that may
+have a shape: those of a `Bag` (bags), or of an `Ids` (ids).
 
     (bags, length)          bags of one length                       bags, and ids
     (n,) and offsets        bag b is ids[offsets[b]:offsets[b + 1]]  bags
@@ -225,8 +226,8 @@ def _look_for_padding(every: Sequence[FeatureIds]) -> None:
 
 
 def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
-    """Return the keys that are marked as no padding: by `marks` on the device of `keys`, (n,), and
-    by the same marks on the host, `are_ids`."""
+    """Return the keys that are not padding. Two equal masks (n,) mark these keys: `marks` on the
+    device of `keys`, and `are_ids` on the host."""
     return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 
@@ -248,7 +249,8 @@ def _unpadded(own: FeatureIds) -> FeatureIds:
 
 
 def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
-    """Yield the features of a KeyedJaggedTensor, each with its ids, offsets and weights.
+    """Yield, for each feature of a KeyedJaggedTensor, its name, and a tuple of its ids, offsets and
+    weights.
 
     Raises
     ------

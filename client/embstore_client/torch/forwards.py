@@ -66,8 +66,8 @@ def look_up(
 
 
 def _prepared(given: Mapping[str, FeatureIds]) -> dict[str, Place]:
-    """Return the places of announced ids, with offsets also for ids that have got weights since the
-    announcement."""
+    """Return the places of announced ids. If ids got weights after the announcement, and so need
+    offsets, the offsets are added."""
     return {
         feature: own.place
         if own.of.offsets is None or own.place.offsets is not None

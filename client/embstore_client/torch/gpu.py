@@ -151,8 +151,8 @@ def rows_on(device: Any) -> MakeRows:
 
 
 def keys_on_gpu(given: Mapping[str, HasKeys]) -> dict[str, Any]:
-    """Return copies of the keys of all lookups by table, as int64 tensors; all keys are on one
-    GPU."""
+    """Return, for each table, a copy of the keys of all lookups as an int64 tensor. All keys must
+    be on one GPU."""
     return {
         table: torch.cat([own.keys for own in of_table]).to(torch.int64)
         for table, of_table in by_table(given).items()
@@ -160,8 +160,8 @@ def keys_on_gpu(given: Mapping[str, HasKeys]) -> dict[str, Any]:
 
 
 def keys_on_host(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all lookups of some forwards by table, as `keys_by_table` does. Keys on a
-    GPU are copied to the host by one transfer per GPU."""
+    """Return, for each table, the keys of all lookups of some forwards, as `keys_by_table` does.
+    Keys on a GPU are copied to the host by one transfer per GPU."""
     parts = {t: [own.keys for own in of_table] for t, of_table in by_table(*forwards).items()}
     by_device: dict[Any, list[Any]] = {}
     for of_table in parts.values():
@@ -180,7 +180,7 @@ def keys_on_host(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Return ids, or gradients, of several features concatenated. If some are on a GPU, all are
+    """Concatenate the ids, or the gradients, of several features. If some are on a GPU, all are
     moved there, in the form that a store accepts; otherwise the result is an array in host
     memory."""
     if isinstance(parts[0], Positions):
@@ -194,9 +194,9 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def squares_on_device(parts: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the sum of the squares of a table's gradients, where the gradient of a key is the sum
-    over its occurrences: a float64 tensor () on the gradients' GPU. None: some gradients are not on
-    the GPU.
+    """Return the sum of the squares of a table's gradients, a float64 tensor () on the gradients'
+    GPU. The gradient of a key is the sum over the key's occurrences. None: some gradients are not
+    on the GPU.
 
     Parameters
     ----------

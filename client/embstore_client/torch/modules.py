@@ -3,7 +3,7 @@
 EmbeddingBag             one table, bags        arguments of torch.nn.EmbeddingBag
 Embedding                one table, ids         arguments of torch.nn.Embedding
 EmbeddingBagCollection   tables, bags and ids   a mapping of features, or a KeyedJaggedTensor
-EmbeddingCollection      tables, ids            the same
+EmbeddingCollection      tables, ids            as EmbeddingBagCollection
 """
 
 from typing import Any, Self
@@ -211,9 +211,9 @@ class Collection(StoreModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
-        """Return the activations of each feature, in the tables' order. For a `Bag` they are its
-        pooled rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. The
-        activations of a feature that is in several tables are named `feature@table`.
+        """Return {feature: its activations}, in the tables' order. A feature of a `Bag` has pooled
+        rows, (bags, dim); a feature of an `Ids` has a row for each id, (*, dim). The activations of
+        a feature that is in several tables are named `feature@table`.
 
         Parameters
         ----------

@@ -30,8 +30,8 @@ states often."""
 
 
 def has_rows() -> bool:
-    """Return whether a state is saved or loaded together with a checkpoint, which contains the
-    rows."""
+    """Return whether the state that is now being saved or loaded belongs to a checkpoint, which
+    contains the rows."""
     return _HAS_ROWS.get()
 
 

@@ -74,7 +74,8 @@ class HashedKeys:
         self.memory_bytes = self._keys.nbytes + self._starts.nbytes
 
     def contain(self, ids: Keys) -> Flags:
-        """Return a mask in the shape of `ids`: which of the ids are hot keys. No id is -1."""
+        """Return a mask in the shape of `ids`: which of the ids are hot keys. The caller passes no
+        id -1."""
         flat = ids.ravel()
         places = self._starts.take(self._buckets(flat))
         found: Flags = self._keys.take(places) == flat

@@ -5,8 +5,8 @@ other samples.
 
 A **chunk** is a piece of the stream: any number of samples, in columns. A **mixed** batch contains
 the samples that are not hot (some of their ids may be). Samples are copied once, from the chunk to
-their position in a batch of their kind. The receiver of a batch owns its memory, which is no part
-of a chunk.
+their position in a batch of their kind. The receiver of a batch owns the batch's memory, which is
+no part of a chunk.
 
 A **window** has `window_batches` batches of both kinds together, and ends with the sample that
 completes the last of these batches. Then the scheduler orders the batches. Thus the batches depend

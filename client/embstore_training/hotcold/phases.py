@@ -41,7 +41,8 @@ class PhaseBatch(NamedTuple):
 
     batch: Batch
     push_bytes: int
-    """The maximum number of bytes that a hot batch adds to the next push, over all ranks."""
+    """The maximum number of bytes that a hot batch adds to the next push; in a phase, the sum over
+    the batches that all ranks train at once."""
 
 
 class Phase(NamedTuple):
@@ -64,9 +65,9 @@ def push_bytes_of(
 ) -> int:
     """Return the maximum number of bytes that a hot batch of a rank adds to the next push.
 
-    The number is computed from the ids, repeated ids included. If such batches of all ranks could
-    exceed one push, the number is computed from the distinct keys. It is 0 if a push can send all
-    hot rows.
+    The result is 0 if a push can send all hot rows. Otherwise it is computed from the ids, repeated
+    ids included. If batches of that size from all ranks could exceed one push, it is computed from
+    the distinct keys instead.
     """
     if replica.hot_bytes <= bytes_max:
         return 0

@@ -106,10 +106,10 @@ class HotColdRun:
         hot_set : a hot set, or lists of keys by table; the same at all ranks
         columns : the table of each column of ids; no other client may write to these tables
         batch_size, window_batches, rate : see `Packer`
-        lookahead, name, rank, world_size, session : see `Store.session`; `session` can have its
+        lookahead, name, rank, world_size, session : see `Store.session`; `session` stands for the
             arguments `planner`, `lease_ms`, `rank_timeout_ms`, `wait_s` and `rows`
-        all_gather : for several ranks, a function that returns the shares of all ranks, in rank
-            order (`replicas.ranks`)
+        all_gather : for several ranks, a function that gets this rank's message, and returns the
+            messages of all ranks, in rank order (`replicas.ranks`)
         replica : function that makes the replica from (store, hot_set, tables=...): `Replica`, or
             `partial(TorchReplica, device=...)`, with which rows are tensors. With rows="device" the
             replica is in the memory of the store's device, and rows and gradients of every step are
@@ -199,11 +199,12 @@ class HotColdRun:
         """Return the counts of the run so far.
 
         "hot_batches", "mixed_batches", "hot_samples" and "mixed_samples" are counted by where the
-        batches and samples were trained. "stored_batches" is the number of the loop's batches that
-        the store has, including `skip`, for the present loop or, after it, the last loop in the
-        with block. "switches" counts changes between phases. "store_calls" leaves out renewals of
-        the lease, which a thread makes independently of phases. "pulled_rows", "pushed_rows" and
-        "bytes" are counts of the exchanges. "hot_rows" and "hot_set_version" describe the hot set.
+        batches and samples were trained. "stored_batches" is the number of the present loop's
+        batches that the store has, including the batches that `skip` left out; between two loops,
+        the number of the last loop in the with block. "switches" counts changes between phases.
+        "store_calls" leaves out renewals of the lease, which a thread makes independently of
+        phases. "pulled_rows", "pushed_rows" and "bytes" are counts of the exchanges. "hot_rows" and
+        "hot_set_version" describe the hot set.
         """
         stored, replica = self._tally.stored(self._is_hot), self._replica
         return self._tally.counts | {

@@ -1,8 +1,8 @@
 """Counts the finished batches of a loop's stream, and the batches that the store has.
 
-Finishing a step does not count it, because an interrupt could come between the two. Instead,
-whenever the count is read, the step that the loop has now is counted if that step itself shows that
-it is finished.
+A step is not counted when it is finished, because an interrupt could come between finishing and
+counting. Instead, whenever the count is read, the step that the loop has now is counted if that
+step itself shows that it is finished.
 """
 
 from embstore_training.hotcold.steps import HotColdStep

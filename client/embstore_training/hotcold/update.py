@@ -4,8 +4,8 @@ An update is first computed without changing the rows, as a list of changes. The
 all changes are written. If an interrupt (Ctrl-C) comes in between, the next call writes the list
 again: to write a change twice has the same result as to write it once. So an update of a replica is
 applied as a whole or not at all, as in the store. A **receipt** has the list, and shows the caller
-of the update whether it is applied: one assignment sets the list, and makes the update part of the
-replica.
+of the update whether the update is applied: one assignment sets the list, and from then on the
+update is part of the replica.
 """
 
 from typing import Any, NamedTuple

@@ -29,7 +29,8 @@ class Occurring(NamedTuple):
     bags: Bags | None = None
 
     def at(self, slots: Slots, dim: int) -> SlotGradients:
-        """Return these gradients as gradients of the slots of the keys, (u,)."""
+        """Return these gradients by slot. `slots`, (u,), are the slots of the keys that have
+        gradients."""
         return SlotGradients(slots, dim, self.rows, self.inverse, self.bags)
 
 

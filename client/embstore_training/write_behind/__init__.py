@@ -9,9 +9,9 @@ cache of the rows in flight, whose writes are updates.
 
 **Which rows are here.** The trainer has the rows of the last `window` steps that the loop has
 begun, each in the row's state after the latest of these steps. Only rows that no such step uses are
-requested (`Sessions.read_step`), up to `depth` steps before the turn of the step that needs them. A
-row arrives in its state after the last step that the store had finished, and the answer has the
-number of that step. A row that is requested by these rules lacks no update when it is used, for
+requested (`Sessions.read_step`), up to `depth` steps before the loop begins the step that needs
+them. A row arrives in its state after the last step that the store had finished, and the answer has
+the number of that step. A row that is requested by these rules lacks no update when it is used, for
 these reasons:
 
 - At most `depth` steps are sent and not acknowledged. So when the loop begins step c, the store has

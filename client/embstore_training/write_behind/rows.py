@@ -7,14 +7,14 @@ thread that meets it:
 
     expected   there is room for the step's new rows: the loop, `depth` steps ahead
     put        the new rows have arrived, and are in their slots: a thread that requests rows
-    admitted   the rows have got the updates of other ranks that they lacked: the loop, at the
-               step's turn
+    admitted   the rows have got the updates of other ranks that they lacked: the loop, when it
+               looks up or finishes the step
     updated    the step's update has changed its rows: the loop
 
 **Rows can be put while the loop works,** because nothing else uses the slots of a step's new rows
-at that time. A key that has lost such a slot was last used more than 2 * depth steps before the
-step. When the loop expects a step, it has finished all steps up to the step that is depth + 1 steps
-earlier.
+at that time. The key that had such a slot before was last used more than 2 * depth steps before the
+step. When the loop makes room for a step ("expected"), it has finished all steps up to the step
+that is depth + 1 steps earlier.
 
 **Checksums** are computed over the rows to which an update is applied. The loop only copies these
 rows, which takes a fraction of the time. The thread that sends the step computes the checksum of
@@ -121,7 +121,7 @@ class Table:
             self.rows.write(slots, weights, state)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return the slots of the keys that have slots, and a mask of these keys, (n,)."""
+        """Return the slots of those of `keys` that have slots, and a mask of these keys, (n,)."""
         occupied = np.flatnonzero(self.keys != EMPTY_KEY)
         places = places_in(self.keys[occupied], keys)
         is_here = places >= 0
@@ -139,7 +139,7 @@ class RowsInFlight:
         all_gather: AllGather | None,
         make_rows: MakeRows = HostRows,
     ) -> None:
-        """Begin without rows. `tables` are in their state after the last finished step."""
+        """Begin without rows. `tables` describe the tables after the last finished step."""
         self._tables = {name: Table(described, make_rows) for name, described in tables.items()}
         self._all_gather = all_gather
         self._updates: deque[tuple[int, dict[str, _Update]]] = deque(maxlen=window)
@@ -160,7 +160,7 @@ class RowsInFlight:
 
     @property
     def row_bytes(self) -> dict[str, int]:
-        """For each table, the bytes of a row and its position in a message."""
+        """For each table, the bytes that a row, together with its position, takes in a message."""
         return {
             name: POSITION_BYTES + VALUE_BYTES * (table.config.dim + table.config.state_dim)
             for name, table in self._tables.items()
@@ -179,8 +179,8 @@ class RowsInFlight:
         wanted: Mapping[str, Inverse],
         records: StepRecords,
     ) -> list[ArrivedRows]:
-        """Write arrived rows of a step to their slots; return the slots by the last step whose
-        update their rows include. Any thread can call this.
+        """Write arrived rows of a step to their slots. Return these slots, grouped by the last step
+        whose update the rows in them include. Any thread can call this.
 
         wanted : the positions that were requested, (n,) by table
         """
@@ -197,8 +197,8 @@ class RowsInFlight:
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[ArrivedRows]
     ) -> None:
-        """Bring the rows of a step to their state at the step's turn. All new rows of the step have
-        been put."""
+        """Apply to a step's new rows the updates of earlier steps that they lack. The caller has
+        put all new rows of the step before."""
         if self._all_gather is None:
             return  # no new row lacks an update, and no row is looked up by key
         for name, places in placed.items():

@@ -3,8 +3,9 @@ not acknowledged.
 
 Several calls run concurrently, since calls one after the other would take a network round trip per
 step. The store finishes the steps in the order of their numbers, whichever step arrives first. The
-store keeps the gradients of a step until the step's turn. Therefore all steps that are being sent
-have, together, at most as many bytes as one call may have; a single step can always be sent.
+store keeps the gradients of a step until all earlier steps are finished. Therefore all steps that
+are being sent have, together, at most as many bytes as one call may have; a single step can always
+be sent.
 
 The first failure is kept. No step is sent after a failure, and the next call that sends or waits
 raises the failure.

@@ -83,9 +83,9 @@ class Callers:
     def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
         """Return the principal of a call.
 
-        `authorization` is the text of the header of this name, and decides if it is not empty.
-        Otherwise the name in a verified certificate decides; a certificate with several names is
-        refused.
+        `authorization` is the text of the header Authorization. If it is not empty, its token
+        decides which principal this is. Otherwise the name in a verified certificate decides; a
+        certificate with several names is refused.
 
         Raises UnauthenticatedError if the caller is unknown.
         """

@@ -1,19 +1,25 @@
 """The limits of one token on resources that all callers share, by name.
 
-    queue_calls, inflight_bytes, sessions   at any time; half of the server's own bound, unless the
-                                            file of tokens contains another limit
-    announced_bytes                         of all sessions of the token; half of the store's bound.
-                                            All sessions without an owner have one share together
+    queue_calls, inflight_bytes, sessions   waiting calls, bytes in flight and open sessions of the
+                                            token; default: half of the server's own bound
+    announced_bytes                         announced bytes of all sessions of the token; default:
+                                            half of the store's bound. All sessions without an owner
+                                            have one limit together
     scans, scan_bytes                       open scans of the token, and the bytes that they need;
-                                            half of the server's, and of the store's bound
-    call_bytes                              keys and rows of one call, bounded if the file contains
-                                            a limit: a long call delays the calls of other tokens
+                                            default: half of the server's bound on scans, and half
+                                            of the store's bound on their bytes
+    call_bytes                              bytes of the keys and rows of one call; no default.
+                                            A long call delays the calls of other tokens
     cache_bytes                             bytes of the cache that the pools of the token's
-                                            writable tables take while they are empty; half of the
-                                            cache, or no limit for tokens that can write everything
-    tables, rows, disk_bytes                of the token's writable tables, together; bounded if the
-                                            file contains a limit. disk_bytes is the most that the
-                                            rows can take, which is known when a table is created
+                                            writable tables take while the pools are empty; default:
+                                            half of the cache, or no limit for tokens that can write
+                                            everything
+    tables, rows, disk_bytes                tables that the token can write, and all rows and bytes
+                                            of these tables; no default. disk_bytes is the most that
+                                            the rows can take, which is known when a table is made
+
+The file of tokens can contain another limit than the default. Without a default, a value is limited
+only if the file contains a limit.
 
 Pinned rows need no limit: the planner (`lookahead.planner`) divides the slots between the sessions
 of several owners.
@@ -37,8 +43,8 @@ from embstore_server.access.callers import Callers
 from embstore_server.access.principals import Principal
 
 SHARE = 0.5
-"""The part of a bound that one owner (a token) can use. With half of a bound, as much remains for a
-second owner."""
+"""The part of a bound that one owner (a token) can use. An owner that uses half of a bound leaves
+the other half to a second owner."""
 
 
 def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
@@ -101,8 +107,8 @@ def _cache_bytes(principal: Principal, engine: Engine) -> int:
 
 
 def cache_bytes_max(principal: Principal, engine: Engine) -> int | None:
-    """Return the limit of the cache bytes that a principal's pools take while they are empty; None:
-    there is no limit."""
+    """Return the most bytes of the cache that the pools of a principal's writable tables may take
+    while the pools are empty; None: there is no limit."""
     if not principal.name or principal.right_on(EVERYTHING) >= Right.WRITE:
         return principal.limits.get("cache_bytes")
     default = int(SHARE * engine.tables.arena.budget_bytes)

@@ -112,7 +112,8 @@ def connected(
 ) -> AbstractContextManager["Store"]:
     """Connect to a server, or, unless `of_one`, to all shards of its cluster.
 
-    Raises EmbstoreError if the server cannot be reached; if its port is closed, without waiting.
+    Raises EmbstoreError if the server cannot be reached. If the server's port is closed, this error
+    is raised at once.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error that is raised contains the reason
     from embstore_client.connecting import connect, connect_one

@@ -72,8 +72,8 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
 
 
 def _look_for_packages() -> None:
-    """Raise ModuleNotFoundError if a package of the extra is missing. This does not import the
-    packages."""
+    """Raise ModuleNotFoundError if a package that only the server needs is missing. This does not
+    import the packages."""
     for name in ("numba", "fastapi", "grpc_health", "grpc_reflection", "prometheus_client"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

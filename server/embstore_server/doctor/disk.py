@@ -28,9 +28,9 @@ ROOM_SMALL_BYTES = 8 << 30
 space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""A disk counts as slow if a sync or a read takes longer than these times, or if it writes fewer
-bytes a second than this. The bounds are chosen for a rotating disk; a disk without moving parts is
-at least five times as fast."""
+"""Bounds for a sync, a read and writing. A disk counts as slow if a sync or a read takes longer
+than its bound, or if the disk writes fewer bytes a second than the last bound. The bounds are
+chosen for a rotating disk; a disk without moving parts is at least five times as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}
@@ -46,7 +46,8 @@ class Speed:
 
 
 def looked_at(system: System, directory: Path) -> Iterator[Finding]:
-    """Yield the findings for a data directory; if it does not exist, for its nearest parent."""
+    """Yield the findings for a data directory; if it does not exist, for its nearest parent that
+    exists."""
     place = directory
     try:
         while not place.exists():

@@ -1,4 +1,5 @@
-"""Limits of the process: a connection needs a descriptor, a file of the store a memory map."""
+"""Limits of the process: each connection needs a descriptor, and each file of the store needs a
+memory map."""
 
 import resource
 from collections.abc import Iterator

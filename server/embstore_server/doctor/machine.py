@@ -19,8 +19,8 @@ CORES_FEW = 2
 _ROW_BYTES = (64, 528)
 """Bytes of a row of 16 elements, and of a row of 128 elements with row-wise state."""
 _KEY_BYTES = 40
-"""Most bytes of GPU memory for a row in level two, the part of a GPU's cache in the host's memory:
-key, score, flag, and the row's part of the index."""
+"""The most bytes of GPU memory that a row in level two takes, for its key, score, flag and part of
+the index. Level two is the part of a GPU's cache that is in the host's memory."""
 
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 _NOT_SYNCHRONIZED = 0x40

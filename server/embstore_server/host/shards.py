@@ -1,4 +1,5 @@
-"""Makes the store the shard that the settings name, or no shard."""
+"""Makes an open store the shard of a cluster that the settings name, or an unsharded store if they
+name no shard."""
 
 from embstore.engine.engine import Engine
 from embstore.engine.sharding import be
@@ -10,7 +11,8 @@ from embstore_server.setup.settings import Settings
 
 
 def apply_shard_map(settings: Settings, engine: Engine) -> None:
-    """Make an open store the shard that the settings name, and record this in its directory.
+    """Make an open store the shard that the settings name, or an unsharded store if they name no
+    shard. Record this in the store's directory.
 
     Raises InvalidArgumentError if the store is another shard, or if the file of the map is not a
     map.

@@ -1,8 +1,9 @@
 """The engine's answer to a command: its result, and the state that it reflects.
 
-The context of a reply must be read directly after the work, on the thread that did it, before
-another command changes the state. Therefore this module wraps the work; the code that sends the
-reply would read the context too late.
+A reply contains a context: the store, epoch and command number that the reply reflects. The context
+must be read directly after the command was executed, on the same thread, before another command
+changes the state. Therefore this module wraps the execution; the code that sends the reply would
+read the context too late.
 """
 
 import logging
@@ -33,7 +34,8 @@ class Answered(NamedTuple):
     context: Context
     stage_seconds: dict[str, float]
     mark: int = 0
-    """The mark up to which the command log must be durable before the answer is sent."""
+    """The mark, a number of log records, up to which the command log must be durable before the
+    answer is sent."""
 
     def finished(self, done: AcknowledgedUpdate) -> "Answered":
         """Return the answer of a call that waited for other ranks, after the last rank has

@@ -3,7 +3,7 @@
 The table of verbs (`embstore_proto.verbs`) defines how each verb is sent and answered:
 
     control, bulk        one message each way
-    LookupStep           answered by one message of rows or two
+    LookupStep           answered by one or two messages of rows
     LookupStepPooled     one message each way; never on the event loop
     ReadStep             one message each way; the answer is sent when its rows are in the cache
     a document           one message each way, one of which takes long to read or to write
@@ -13,9 +13,9 @@ The table of verbs (`embstore_proto.verbs`) defines how each verb is sent and an
 A transport passes an `Incoming`: the caller, the deadline, and the functions that send an answer or
 an error. Rows are written straight to the transport's send buffer (`Blank`), so that protobuf never
 copies an array. Every call is one `answered` block. If the client disconnects, its transport
-cancels the call where it waits. If the call's task has not been queued, or can still be withdrawn,
-the call changes nothing; otherwise the task runs to its end, and its answer is remembered. A
-message is received as a whole before anything is queued.
+cancels the call at the point where the call waits. If the call's task has not been queued, or can
+still be withdrawn, the call changes nothing; otherwise the task runs to its end, and its answer is
+remembered. A message is received as a whole before anything is queued.
 
 **Documents.** A profile and a hot set are sent as the bytes of their files. Reading a file of one
 GiB takes seconds. So if a command takes long, its message is read on the command's own thread.
@@ -66,8 +66,8 @@ _DOCUMENTS = [name for name, verb in VERBS.items() if verb.is_streamed]
 class Calls:
     """Answers the calls of every transport.
 
-    One class, because every kind of answer reads a message, reserves space for the reply and sends
-    it by the same few steps.
+    This is one class, because answers of every kind are made by the same few steps: read a message,
+    reserve space for the reply, send the reply.
     """
 
     def __init__(self, service: Service) -> None:

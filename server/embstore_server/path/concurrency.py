@@ -7,10 +7,11 @@ has arrived, but is not read until the earlier calls of the same client have lef
 waits here only if another client has called within the last second; a token that is alone can have
 any number of running calls.
 
-In one measured run, a token with sixteen connections competed with a token with one. Without the
-limit, the 99th percentile of the single connection's step time was 19 times as high as without the
-competitor. With the limit the factor was 4; with two calls at a time it was 5.7, with four 6.3. So
-the limit is one: while the engine executes a call of one token, a call of another is read.
+In one measured run, a token with sixteen connections competed with a token with one connection.
+Without the limit, the 99th percentile of the single connection's step time was 19 times as high as
+without the competitor. With the limit the factor was 4; with a limit of two calls it was 5.7, and
+with a limit of four calls 6.3. So the limit is one: while the engine executes a call of one token,
+a call of another is read.
 
 In stats, the time that a call waits here counts as time in the queue for the engine. Event loop
 only.

@@ -50,7 +50,7 @@ class DiskSpace:
 
     def __init__(self, served: "Served") -> None:
         self.lack = ""
-        """Why the directory accepts no writes; empty if it does."""
+        """Why the directory accepts no writes; empty if it accepts writes."""
         self.changed: Callable[[], Awaitable[None]] = _nobody
         """Called when the directory begins or ceases to accept writes."""
         self._service = served

@@ -27,8 +27,8 @@ class _Waiting(NamedTuple):
 class Durable:
     """The calls that wait for marks of the command log.
 
-    `refusal` makes the error that a call ends with if the log fails before its mark. `failed` is
-    called when the log has failed; `progressed` is called after each sync.
+    `refusal` makes the error that a call ends with if the log fails before it is durable up to the
+    call's mark. `failed` is called when the log has failed; `progressed` is called after each sync.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Durable:
         await future
 
     def has(self, mark: int) -> bool:
-        """Return whether a read at this mark need not wait."""
+        """Return whether the answer of a read with this mark need not wait."""
         return self._has(mark, is_write=False)
 
     def _has(self, mark: int, is_write: bool) -> bool:
@@ -108,8 +108,8 @@ class Durable:
                 self._waiting.append(one)
 
     def refuse_writes(self, refusal: Callable[[], EmbstoreError]) -> None:
-        """End the writes that wait for standbys, and all later writes, by the error of `refusal`:
-        this server was replaced."""
+        """End the writes that wait for standbys, and all later writes, by the error of `refusal`,
+        because this server was replaced as the leader."""
         self._refused = refusal
         for one in self._waiting:
             if one.is_write and not one.future.done():

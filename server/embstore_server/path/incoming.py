@@ -16,7 +16,8 @@ from embstore_server.path.caller import Caller
 from embstore_server.path.inflight import Reservation
 
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
-"""Bytes of rows rounded on the event loop: a few dozen microseconds."""
+"""The most bytes of rows that are rounded on the event loop; rounding them takes a few dozen
+microseconds."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: for the part that all replies have, for each table (without its name),
 and for the times of stages."""
@@ -51,8 +52,8 @@ class Incoming(Protocol):
         others: Sequence[NDArray[Any]],
         dtype: str,
     ) -> Blank:
-        """Return a message into whose arrays rows are written, in the send buffer; see `Blank`. Any
-        thread."""
+        """Return a message that is in the send buffer; rows are then written into its arrays. See
+        `Blank`. Any thread."""
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
         """Send a message of the answer, once the client has received the previous one."""
@@ -62,11 +63,12 @@ class Incoming(Protocol):
 
 
 class ReplyRows:
-    """Makes the reply into which rows are written, when it is called with the rows' shapes.
+    """A callable that gets the shapes of a reply's rows, makes the reply, and returns the arrays
+    into which the rows are written.
 
     A client on a slow link can request rows of two bytes per value (`narrow`). Such rows are read
-    as float32 into arrays of their own, and rounded into the message when the engine has finished
-    with them; many rows are rounded on another thread.
+    as float32 into separate arrays. When the engine has finished with these arrays, the rows are
+    rounded into the message; many rows are rounded on another thread.
     """
 
     def __init__(self, call: Incoming, stages: bool = False, dtype: str = "float32") -> None:
@@ -104,5 +106,5 @@ def value_bytes(dtype: str) -> int:
 
 
 def payload_of(request: Request) -> memoryview:
-    """Return the bytes of the arrays in a request, unread."""
+    """Return a view of the bytes of a request's arrays; the arrays are not read yet."""
     return (request if isinstance(request, Received) else split(request)).payload

@@ -1,10 +1,10 @@
 """The bytes of requests and replies that the process holds at once, and their bound.
 
 A request reserves its bytes; a streamed request reserves its bytes as they arrive. Bytes that are
-announced and not yet sent take no memory. If they counted, a client that announces much and sends
-little would block all other clients. Therefore the start of a stream only checks that there is
-space for all of it, and the stream may still be refused later, when other calls took the space. If
-several streams grow together, at least one of them is received as a whole.
+announced and not yet sent take no memory. If such bytes counted, a client that announces much and
+sends little would block all other clients. Therefore the start of a stream only checks that there
+is space for all of it, and the stream may still be refused later, if other calls have taken the
+space. If several streams grow together, at least one of them is received as a whole.
 
 A call that finds no space is refused (OverloadedError), and its client backs off. If such calls
 waited instead, a client that sends slowly could block all other clients. One message always fits,
@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from embstore.errors import OverloadedError
 
 _LENT_SHARE = 2
-"""At most 1/n of the bound can be lent."""
+"""The bound divided by this number is the most that can be lent."""
 
 
 class Inflight:

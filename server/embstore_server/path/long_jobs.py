@@ -24,8 +24,8 @@ from embstore_server.path.turns import Turns
 
 T = TypeVar("T")
 LongWork = Callable[[Progress], T]
-"""The work of a job, which calls the `progress` that it gets between two pieces, and ends if
-`progress` raises."""
+"""The work of a job. It gets a function `progress`, calls it between two pieces of the work, and
+ends if `progress` raises."""
 
 _THREADS_MAX = 16
 """Threads per verb; further calls of the verb wait for one of them."""
@@ -152,8 +152,8 @@ class LongJobs:
         return await asyncio.wrap_future(result)
 
     def cut_off(self) -> None:
-        """End jobs that run or wait for a thread, and begin no others: the server's time is
-        over."""
+        """End jobs that run or wait for a thread, and begin no others, because the server's time to
+        drain is over."""
         self.is_cut_off = True
         for wanted in self._wanted:
             wanted.end(_cut_off(wanted.verb))

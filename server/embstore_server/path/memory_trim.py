@@ -20,7 +20,7 @@ _AFTER_S = 5.0
 
 
 def share_freed_memory() -> None:
-    """Make all threads share one arena of malloc, unless the environment sets the number.
+    """Make all threads share one arena of malloc, unless the environment sets the number of arenas.
 
     Otherwise glibc keeps freed memory per thread: with sixty clients a server grew by 7 MiB a
     minute, all of it unused. malloc_trim(3) does not trim the end of a second arena, where up to 60

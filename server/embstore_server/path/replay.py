@@ -7,12 +7,13 @@ same answer. Only the answer (a command number, t) is kept, never rows.
 A client reports the numbers whose answers it has received; the server forgets these calls. The
 server also forgets calls that are more than CALLS_MAX numbers older than the client's newest call.
 If the client's answers exceed CLIENT_BYTES_MAX, the server forgets the calls with the lowest
-numbers. If there are more than CLIENTS_MAX clients, or all answers exceed ANSWERS_BYTES_MAX, then
-the server forgets a client of the owner that has most (`tables.owners`): its oldest client without
-a running call. From then on, a client of this owner that is unknown here may be a forgotten client,
-and is *doubtful*. The first attempts of a doubtful client are run as usual; a further attempt that
-is not remembered ends with OutcomeUnknownError. An answer is stored without the parts that the call
-itself contains (`Command.short_answer`).
+numbers. If there are more than CLIENTS_MAX clients, the server forgets a client of the owner with
+the most clients (`tables.owners`). If all answers together exceed ANSWERS_BYTES_MAX, it forgets a
+client of the owner with the most bytes of answers. In both cases it forgets the owner's oldest
+client without a running call. From then on, a client of this owner that is unknown here may be a
+forgotten client, and is *doubtful*. The first attempts of a doubtful client are run as usual; a
+further attempt that is not remembered ends with OutcomeUnknownError. An answer is stored without
+the parts that the call itself contains (`Command.short_answer`).
 
 A call that certainly changed nothing, and may succeed another time, is forgotten too, so that a
 further attempt runs. Such a call was cancelled before it started, found the queue full, or reached
@@ -246,8 +247,8 @@ class ReplayWindow:
     def _forget_one(self, name: str, counts: Counter[str] | None) -> bool:
         """Forget an idle client other than `name`; return whether there was one.
 
-        counts : for each owner, the number that decides which owner has most; None: its number of
-            clients
+        counts : a number for each owner; the owner with the highest number loses a client. None:
+            the owner with the most clients loses one
         """
         names = (n for n in self._ages.to_forget(counts) if n != name and self._is_idle(n))
         if (oldest := next(names, None)) is None:

@@ -3,12 +3,12 @@
 `embstore_server.host` opens the store and passes it to `use`; when a standby takes over a commit of
 its leader, the host passes another store. Stats, queue and callers outlive a store.
 
-**Waiting for others.** A command of a look-ahead session may wait for a step: for its rows, or for
-its last rank. No thread waits meanwhile: `until` polls the command's condition at once, and again
-after each progress of a session. The sessions report progress on any thread. Reports that arrive
-before the loop has woken the waiting calls need no second wake-up, so a burst of reports costs one
-wake-up. A wake-up makes every waiting call poll. These are few and cheap polls: one per rank of
-each session.
+**Waiting for others.** A command of a look-ahead session may wait until the rows of a step are
+ready, or until the last rank of a step has called. No thread waits meanwhile: `until` polls the
+command's condition at once, and again after each progress of a session. The sessions report
+progress on any thread. Reports that arrive before the loop has woken the waiting calls need no
+second wake-up, so a burst of reports costs one wake-up. A wake-up makes every waiting call poll.
+These are few and cheap polls: one per rank of each session.
 
 **Threads.** Long jobs take the store's own lock piece by piece (long_jobs.py). While a long job
 runs, the event loop executes no task itself, because the loop would stand still until that lock is
@@ -66,7 +66,8 @@ T = TypeVar("T")
 
 
 class PendingEvent(Protocol):
-    """An event that a call waits for: a step's rows, its last rank, a warm-up."""
+    """An event that a call waits for, for example that the rows of a step are ready, that the last
+    rank of a step has called, or that a warm-up has progressed."""
 
     @property
     def left_s(self) -> float:
@@ -80,7 +81,7 @@ class Served:
     def __init__(
         self, settings: Settings, metrics: Metrics, open_engine: Callable[[], Engine]
     ) -> None:
-        """Prepare to serve the store that `open_engine` opens, on the engine thread."""
+        """Prepare to serve a store, which `open_engine` will open on the engine thread."""
         self.settings = settings
         self.metrics = metrics
         self.process = uuid4().hex
@@ -113,10 +114,10 @@ class Served:
         """Set once the store has failed in a call, even if the client of that call has
         disconnected."""
         self.preparing = ""
-        """The work that precedes the opening of the store, and its progress; any thread sets the
-        attribute."""
+        """The work that precedes the opening of the store, and the progress of this work. Any
+        thread may set this attribute."""
         self.durable: Durable | None = None
-        """The durability that answers wait for; None: answers do not wait."""
+        """The object that makes answers wait until they are durable; None: answers do not wait."""
         self.quorum = Quorum(settings.standbys, self._has_grown)
         self.long_jobs = LongJobs(self.notice_failure)
         self.idle = asyncio.Event()
@@ -305,7 +306,7 @@ class Served:
     # Waiting for others
 
     async def until(self, handle: PendingEvent, poll: Callable[[], T | None]) -> T:
-        """Return the result of `poll`, once that is not None.
+        """Call `poll` until its result is not None, and return that result.
 
         `poll` is called after each progress of a session, and when the event's `left_s` is over.
         Raises StoreClosedError if the server stops or the store has failed, because no further
@@ -356,7 +357,7 @@ class Served:
             event(level, "store failed", reason=self.not_ready)
 
     def context(self) -> Context:
-        """Return the state and the store that answer now."""
+        """Return the context of an answer that is given now: the store and its state."""
         return context(self.engine, self.instance)
 
 

@@ -49,8 +49,8 @@ For each row of a profile, two bytes become two int64, and checks, ranks and the
 memory. Measured: 29.
 """
 _PARSING_SHARE = 2
-"""Parsing a document takes at most 1/n of the bound of bytes in flight, so that other calls
-continue."""
+"""Parsing a document counts at most as the bound of bytes in flight divided by this number, so that
+other calls continue."""
 _MEMBERS_MAX = 4096
 """Number of members whose session and rank are remembered, for the log of slow calls."""
 
@@ -115,7 +115,7 @@ class Service(Served):
         """Execute a command as `execute` does, but do not wait for the other ranks of a step.
 
         `finished` waits for these ranks. `out` is as in `Executor.execute`, and is called on the
-        engine thread; with `stages` the answer contains the times of its stages. Raises
+        engine thread; with `stages` the answer contains the times of the command's stages. Raises
         OverloadedError, DeadlineError or StoreClosedError if the command was not executed;
         StoreClosedError can also mean that the store failed after the execution. Raises
         OutcomeUnknownError, see `embstore_server.path.replay`, and the command's own errors.
@@ -289,7 +289,7 @@ class Service(Served):
     # Documents
 
     def check_document(self, size: int, what: str) -> None:
-        """Refuse the file of a profile or hot set that is too large."""
+        """Refuse a document, the file of a profile or of a hot set, if the file is too large."""
         limit = self.engine.tables.limits.call_bytes_max
         if size > limit:
             raise InvalidArgumentError(
@@ -326,7 +326,7 @@ class Service(Served):
     async def run(self, caller: Caller, work: Work) -> Any:
         """Do `work` on the engine thread, and return its result.
 
-        The work is withdrawn if the caller is cancelled before it has started. Raises
+        If the caller is cancelled before the work has started, the work is withdrawn. Raises
         OverloadedError, DeadlineError or StoreClosedError if nothing has been done.
         """
         task = self._submit(caller, work)

@@ -153,8 +153,9 @@ class StepAnswers:
     async def _read(
         self, caller: Caller, lookup: StepLookup, least: Readiness, work: Work
     ) -> Answered:
-        """Read the rows of a step that was found as ready as `least`; whenever the step is no
-        longer as ready, wait again."""
+        """Read the rows of a step that was found to be at least as ready as `least`. Whenever the
+        rows cannot be read because the step is less ready than `least` by now, wait and read
+        again."""
         while True:
             answered: Answered = await self._service.run(caller, work)
             if answered.value is not None:
@@ -162,7 +163,7 @@ class StepAnswers:
             await self._reached(caller, lookup, least)
 
     async def _reached(self, caller: Caller, lookup: StepLookup, least: Readiness) -> Readiness:
-        """Wait until a step is as ready as `least`; return its readiness."""
+        """Wait until a step is at least as ready as `least`; return the step's readiness."""
 
         def poll() -> Readiness | None:
             found = lookup.poll()

@@ -1,4 +1,5 @@
-"""A bounded number of places, and the queue for them: calls enter in the order of arrival.
+"""A bounded number of places for calls, and the queue for these places: calls get them in the order
+of arrival.
 
 The difficult case is a wait that is cancelled. Its future is cancelled at once, but the waiting
 coroutine resumes in the loop's next round. A place that is released in between must not be given to
@@ -15,8 +16,8 @@ from embstore.errors import EmbstoreError
 
 
 class Turns:
-    """A number of places, and the queue for them; `has_room(inside)` returns whether a place is
-    free."""
+    """A number of places, and the queue for them. `has_room` gets the number of occupied places,
+    and returns whether a further place is free."""
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:
         self.inside = 0

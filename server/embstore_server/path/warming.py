@@ -2,10 +2,11 @@
 
 One runs at a time, on a thread of its own, and calls can follow its progress. A warm-up belongs to
 the server and not to the call that requested it. The warm-up takes as long as the disk needs,
-continues when its callers disconnect, and ends with the store. A request for the share that is
-being warmed joins the running warm-up; a request for another share waits until that warm-up has
-ended. The progress is read every `_LOOK_S`, because a person watches it. Event loop only, except
-`WarmUp.note`, which the thread calls.
+continues when its callers disconnect, and ends with the store. A request names the share of the
+cache's slots to warm. If that share is being warmed, the request joins the running warm-up; a
+request for another share waits until the running warm-up has ended. The progress is read every
+`_LOOK_S`, because a person watches it. Event loop only, except `WarmUp.note`, which the thread
+calls.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The fencing of a replaced leader: this server was promoted, and asks the old leader that it has
-replaced.
+"""The fencing of a replaced leader: this server was promoted, and sends messages to the old leader
+that it has replaced.
 
 One message notifies the old leader that it was replaced, and asks whether the old leader has
 replaced this server in turn. The question is needed because a leader that was replaced while it was

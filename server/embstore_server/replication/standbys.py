@@ -3,11 +3,11 @@ command log.
 
 Only the durable part of the log is sent, so a standby never has a command that its leader could
 lose in a crash. All the same, a leader may have lost commands, or its directory may have been
-replaced by an older copy. The leader finds this by the lives of the two stores, the records of
-which process numbered which commands (`embstore.storage.lives`), even if both stores have used the
-same command numbers since. In this case the leader refuses the standby, which keeps its store,
-reports the reason, and can be promoted. A commit that a standby takes over replaces only commands
-that a promotion has voided.
+replaced by an older copy. The leader finds this by comparing the *lives* of the two stores
+(`embstore.storage.lives`): a store's lives record which process numbered which commands. The
+comparison works even if both stores have used the same command numbers since. In this case the
+leader refuses the standby, which keeps its store, reports the reason, and can be promoted. A commit
+that a standby takes over replaces only commands that a promotion has voided.
 
 A commit's files are open while they are sent, so a merge may remove them meanwhile. A new commit
 does not remove segments of the command log that a standby has not received yet, up to

@@ -21,7 +21,7 @@ from embstore_server.sizing.prediction import hit_rates
 from embstore_server.sizing.sizes import host_rows, layout_of_bytes, level_bytes, looked_at
 
 _EVERY = 2
-"""Only every n-th of the usual sizes is predicted, because the server has other work."""
+"""One in this number of the usual sizes is predicted, because the server has other work."""
 
 
 @dataclass

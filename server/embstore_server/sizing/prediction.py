@@ -151,8 +151,8 @@ def hit_rates(
 def lookahead_traffic(
     profile: Profile, slots: ArrayLike, policy: str, tables: Sequence[str] | None = None
 ) -> LookaheadTraffic:
-    """Return the numbers of rows that the steps of training with look-ahead fetch and need room
-    for.
+    """For training with look-ahead, return how many rows the steps fetch, and for how many rows
+    they need room.
 
     Every row of a step is in the cache when the step is trained, at any cache size; a larger cache
     only saves fetches. `policy` decides which rows to evict among those that no announced step
@@ -196,8 +196,8 @@ def _recorded(
 
 
 def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[float, float]:
-    """Return the numbers of accesses and unique keys of the trace; estimates if only some of its
-    tables are wanted."""
+    """Return the numbers of accesses and unique keys of the trace. If only some of the trace's
+    tables are wanted, the numbers are estimates."""
     if set(trace.tables) <= set(tables):
         return float(trace.access_total), float(trace.unique_total)
     return recorded.access_sum, recorded.unique_sum
@@ -281,8 +281,8 @@ def _characteristic(counts: _Counts, size: float) -> float:
 
 
 def _unique_hits(n: Floats, window: float, call: float) -> Floats:
-    """Return, for each key of n accesses, the expected number of calls that contain the key and
-    find it in a window of time before them.
+    """Return, for each key of n accesses, the expected number of hits. A call that contains the key
+    is a hit if the key was also used in a window of time before the call.
 
     All lengths are shares of the whole trace; the first `window` / `call` calls begin too early for
     a whole window. The probability that a key is both in the call and in the window is 1 - (1 -

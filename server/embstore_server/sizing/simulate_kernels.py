@@ -218,7 +218,7 @@ def simulate_scores(
     keys: Int64Rows,  # (k, 4), overwritten: next, previous, count or -1 if not resident, clock
     result: Int64s,  # (2,)
 ) -> None:
-    """Write to `result` the accesses, and the weight of the events, whose keys were resident."""
+    """Write to `result` the accesses and the weights of events whose keys were resident, summed."""
     lists = np.full((LISTS, 2), -1, np.int64)
     keys[:, _COUNT] = -1
     resident, clock = 0, 0

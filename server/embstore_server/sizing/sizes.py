@@ -1,4 +1,4 @@
-"""The bytes of rows and slots, and the sizes of a cache to predict.
+"""The bytes of rows and slots, and the cache sizes for which hit rates are predicted.
 
 A slot takes the memory of its row (`embstore.layout`), of its metadata and of its share of the
 index. A pool also takes staging memory, into which rows are read (`embstore.cache.sizes`). The size

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from embstore_tools.profiling.plots import Plot
 
 _CALLS_OF_FEW = 20
-"""The number of calls into which samples are cut if there are few of them; the first call then has
-5 % of all accesses."""
+"""The number of calls into which samples are divided if there are few samples; the first call then
+has 5 % of all accesses."""
 _STEPS = 16
 """The number of steps that the demo announces."""
 

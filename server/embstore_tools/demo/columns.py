@@ -26,8 +26,8 @@ CARDINALITIES = (
 """The number of categories of each column in Criteo Kaggle's training set."""
 SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
-"""The number of rows that the table of a column keeps, if the column has as many categories,
-however far large columns are scaled down."""
+"""A column with at most this many categories has a table with a row for each category. The table of
+any other column has at least this many rows, whatever the scale."""
 
 
 def scaled_rows(scale: float) -> tuple[int, ...]:
@@ -44,8 +44,9 @@ def table_name(column: int) -> str:
 
 
 def keys_by_table(categories: NDArray[Any], rows: tuple[int, ...]) -> dict[str, Keys]:
-    """Return the keys of `categories` (n, 26) by table name. From hashes they are (n,) int64 for
-    each column, modulo `rows`; from text (26 * n,) for the table of sparse keys."""
+    """Return the keys of `categories` (n, 26) by table name. If the categories are hashes, each
+    column's table has keys (n,) int64, which are the hashes modulo `rows`. If the categories are
+    text, the one table of sparse keys has keys (26 * n,)."""
     names = [table_name(column) for column in range(categories.shape[1])]
     if categories.dtype.kind == "S":
         hashes = [hash_ids(categories[:, column], feature=n) for column, n in enumerate(names)]

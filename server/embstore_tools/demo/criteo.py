@@ -92,8 +92,8 @@ def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterat
 def read_lines(
     path: Path, *, limit: int | None, block: int, as_text: bool = False
 ) -> Iterator[tuple[Samples, int]]:
-    """Yield the blocks of `read`, each with roughly the number of its bytes in the file. If `limit`
-    is None, all lines are read."""
+    """Yield pairs: a block of `read`, and roughly the number of bytes that the block takes in the
+    file. If `limit` is None, all lines are read."""
     from embstore_client.files.packed import Unpacked  # imported here, because only a run needs it
 
     taken = read = 0
@@ -144,7 +144,7 @@ def parse(lines: list[bytes], *, first_line: int = 1, as_text: bool = False) -> 
 
 
 def _fields(array: NDArray[np.uint8], lines: list[bytes], first_line: int) -> tuple[Ints, Ints]:
-    """Return the start and the length of every field, (lines, 40) each."""
+    """Return the start of every field, (lines, 40), and the length of every field, (lines, 40)."""
     ends = np.flatnonzero((array == _TAB) | (array == _NEWLINE))
     # The only newline of a line is at its end. So if each line has 39 tabs, the grid is right.
     if len(ends) != len(lines) * FIELDS or (array[ends[FIELDS - 1 :: FIELDS]] != _NEWLINE).any():

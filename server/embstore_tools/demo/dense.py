@@ -36,8 +36,8 @@ _LEAF_BYTES = 32
 
 
 class DenseTable:
-    """One table. Arguments are not checked: keys are int64, dense keys in [0, rows), gradients
-    finite float32 (n, dim)."""
+    """One table. Arguments are not checked: keys must be int64, dense keys must be in [0, rows),
+    and gradients must be finite float32 (n, dim)."""
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config

@@ -30,7 +30,7 @@ class SessionResult:
     lookahead: int
     """The largest number of steps announced beyond the last finished step."""
     lookup_keys: int
-    """Number of keys of all lookups, by unique key."""
+    """The number of unique keys of a lookup, summed over all lookups."""
     hit_rate: float
     """The share of looked-up unique keys whose rows were in the cache, 0 to 1."""
     early_share: float
@@ -99,7 +99,7 @@ class HotColdResult:
     calls_in_hot_batches: int
     """Number of calls to the store while hot batches were trained; it should be 0."""
     lookup_keys: int
-    """Number of keys of the lookups that the replica answered, by unique key."""
+    """The number of unique keys of a lookup, summed over the lookups that the replica answered."""
 
 
 @dataclass(frozen=True)

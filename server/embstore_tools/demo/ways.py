@@ -8,8 +8,8 @@
 
 The loop does not depend on the way to train: each way has a **feed**, which yields the steps.
 Neither Ahead nor any cache changes a bit of the tables. HotCold changes the order of the samples,
-and therefore, slightly, the learnt weights. Every way that trains in this order gives the same
-bits.
+and therefore, slightly, the learnt weights. Any other way that trains on the samples in HotCold's
+order gives the same bits as HotCold.
 """
 
 from collections.abc import Iterable, Iterator

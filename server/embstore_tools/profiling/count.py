@@ -80,8 +80,8 @@ class Counting:
             check(is_so, f"rows from 1 to {ROWS_MAX}", rows, f"table {name!r}: ")
 
     def keys(self, column: int, ids: Keys, place: str) -> Keys:
-        """Return the keys of a column's ids, after checking that they are below the table's
-        rows."""
+        """Return the keys of a column's ids, after checking that the ids are below the table's
+        number of rows."""
         name = self.tables[column]
         if not len(ids):
             return ids

@@ -2,8 +2,8 @@
 
 Text and PNG show the same plot: several curves over one axis of sizes. The axis spans orders of
 magnitude, so it is logarithmic; the curves are shares from 0 to 1. The extra `data` installs both
-packages. If a picture cannot be drawn, the command refuses before it computes the result. If a text
-plot cannot be drawn, a line with the reason replaces it.
+packages. If a picture cannot be drawn, the command ends with an error before it computes the
+result. If a text plot cannot be drawn, a line with the reason replaces the plot.
 """
 
 from collections.abc import Sequence

@@ -41,8 +41,8 @@ from embstore_client.files.values import Hashing, ids_of, is_ids
 from embstore_tools.demo import criteo
 
 _CRITEO_LINES = 1024
-"""Lines per chunk. Their parsed arrays fit in the processor's cache; with 8,192 lines, the speed is
-three quarters of that with this number."""
+"""Lines per chunk. The parsed arrays of so many lines fit in the processor's cache; chunks of 8,192
+lines are read at three quarters of the speed."""
 _ROWS = 8192
 """Rows per chunk of columns."""
 _PARQUET_MAGIC = b"PAR1"
@@ -221,7 +221,7 @@ class _ColumnFile:
         columns: Sequence[str] | None,
         hashed: Mapping[str, Hashing],
     ) -> None:
-        """Open text with this field separator, or Parquet if it is None."""
+        """Open a text file with the field separator `separator`; None: open a Parquet file."""
         self._kind = "Parquet file" if separator is None else "text file with a header"
         try:
             import pyarrow

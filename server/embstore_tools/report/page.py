@@ -151,8 +151,8 @@ def _layout(cache: Mapping[str, Any], accesses: Mapping[str, Any]) -> dict[str, 
 
 
 def _share_at(count: int, rows: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the share of the accesses that the `count` most accessed rows get, rounded down to a
-    known point."""
+    """Return the share of the accesses that the `count` most accessed rows get. If this share is
+    not known, return the share of the next smaller number of rows whose share is known."""
     return max(
         (share for row, share in zip(rows, shares, strict=True) if row <= count), default=0.0
     )

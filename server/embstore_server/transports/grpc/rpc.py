@@ -1,11 +1,11 @@
 """The calls of the gRPC port: how they arrive, and how their answers are sent.
 
-A control or bulk verb has one message each way; a bulk verb also has a twin with a stream each way.
-Other verbs answer by a stream. gRPC itself never answers a request that ends without its message,
-and waits for a message without a time limit. Therefore this module receives every request as a
-stream, within the call's deadline. There are no serialisers: gRPC passes on the received bytes, and
-gets the bytes to send. A stream is received as a whole before anything is queued, so a stream that
-is cut in the middle applies nothing.
+A control or bulk verb has one message each way; a bulk verb also has a second method, with a stream
+each way. Other verbs answer by a stream. gRPC itself never answers a request that ends without its
+message, and waits for a message without a time limit. Therefore this module receives every request
+as a stream, within the call's deadline. There are no serialisers: gRPC passes on the received
+bytes, and gets the bytes to send. A stream is received as a whole before anything is queued, so a
+stream that ends before it is complete changes nothing.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """A call of REST, from request to answer; every route that is a verb makes such a call.
 
-The caller is made before the body is read. Therefore the deadline includes the reading, and a
-request whose body is refused also counts as a call of the verb. An `X-Request-Timeout` header, in
-seconds, shortens the deadline; so does the header that Prometheus sends. A long job ends when its
-client disconnects; other calls continue until they are done, or until their deadline.
+The `Caller` of a call is made before the body is read. Therefore the deadline includes the reading,
+and a request whose body is refused also counts as a call of the verb. An `X-Request-Timeout`
+header, in seconds, shortens the deadline; so does the header that Prometheus sends. A long job ends
+when its client disconnects; other calls continue until they are done, or until their deadline.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ CERTIFICATE_NAMES = "certificate_names"
 """The key, in a request's state, of the names in the certificate that the client has shown."""
 
 _SHARE = 2
-"""One address can have 1/n of all connections."""
+"""The number of all connections divided by this number is the most that one address can have."""
 
 
 class Listener(socket.socket):

@@ -4,14 +4,14 @@
 operator visits reaches loopback. Therefore the guard refuses three kinds of requests that only a
 browser sends, on behalf of a page of another site:
 
-- an `Origin` other than the requested host: it belongs to a page's script or form
+- a request whose `Origin` is not the requested host: a page's script or form has sent it
 - a POST whose body is not declared application/json: a page can send such a POST without a
   preflight (a PUT, whose body may be an application/octet-stream document, always needs a
   preflight)
-- a `Host` that could be the name of a page's site: if that name resolves to this machine (DNS
-  rebinding), the page has the same origin. If the server listens on a loopback address, only
+- a request whose `Host` could be the name of a page's site: if that name resolves to this machine
+  (DNS rebinding), the page has the same origin. If the server listens on a loopback address, only
   loopback names and addresses are accepted. On other addresses, names with a dot are refused,
-  because public names contain a dot, except names that no public server can resolve.
+  because public names contain a dot; names that no public server can resolve are accepted.
   `allowed_hosts` contains further names that are accepted.
 
 **Framing.** A body that has a length and is also chunked is refused: a proxy may see another

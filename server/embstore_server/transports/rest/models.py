@@ -72,7 +72,8 @@ def reply_model(name: str, doc: str, /, **parts: Any) -> type[BaseModel]:
 
 
 def reply(context: Any, **parts: Any) -> dict[str, Any]:
-    """Return a reply: the state that answered, and its parts."""
+    """Return a reply made of the context (the store that answered, and its state) and the given
+    parts."""
     return {"context": document(Context, context), **parts}
 
 

@@ -23,7 +23,8 @@ from embstore_server.transports.rest.models import REFUSED
 from embstore_server.transports.rest.stats import process_stats
 
 CAPTURE_S = 2.0
-"""Prometheus allows a scrape 10 s by default; a scrape that waits this long is well below that."""
+"""The most seconds that a scrape waits for the store's stats. This is well below the 10 s that
+Prometheus allows a scrape by default."""
 
 
 class Health(BaseModel):

@@ -52,8 +52,8 @@ VERBS = (
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
-"""The shortest and the longest pause between two polls of an event, in seconds; within these
-bounds, a pause is 1/n of the time waited so far."""
+"""The shortest and the longest pause between two polls of an event, in seconds, and a divisor:
+within these bounds, a pause is the time waited so far, divided by the divisor."""
 
 
 class DeviceSegment:

@@ -1,10 +1,11 @@
 """The processes of this host in which clients run, and the moment at which each ends.
 
-A trainer that is killed cannot close its session. Its lease would hold its tables for seconds more,
-and a trainer that is started in its place would wait. The kernel reports the process that has
-connected to the socket (SO_PEERCRED), and a pidfd of that process becomes readable when it ends.
-The end of a connection is a weaker sign: a live process closes connections and opens others, and a
-forked child keeps the connections of a parent that was killed.
+A trainer that is killed cannot close its session. The session's lease would keep the session's
+tables for some seconds more, and a trainer that is started in place of the killed trainer would
+wait. The kernel reports the process that has connected to the socket (SO_PEERCRED), and a pidfd of
+that process becomes readable when it ends. The end of a connection is a weaker sign: a live process
+closes connections and opens others, and a forked child keeps the connections of a parent that was
+killed.
 
 **When a member of a session ends.** One process can join as a member, and another process can use
 the membership, over the network as well. Each of the session's ranks counts calls by process

@@ -1,9 +1,9 @@
 """The model in Torch, whose embeddings are an EmbeddingBagCollection of `embstore_client.torch`.
 
 Each bag has one id, so an activation is a row. Therefore the dense check can compare the result of
-a forward pass, whose gradient `step` sends. The dense part begins with the weights of dlrm.py, and
-is trained by Torch's own Adam. If the model is on a GPU, all data stays there, except the rows that
-the check compares, which are copied to the host.
+a forward pass with rows; `step` sends the gradient of this result. The dense part begins with the
+weights of dlrm.py, and is trained by Torch's own Adam. If the model is on a GPU, all data stays
+there, except the rows that the check compares, which are copied to the host.
 """
 
 from collections.abc import Iterable, Iterator
@@ -63,14 +63,15 @@ class TorchLearner:
             yield feed
 
     def look_up(self, ids: dict[str, Any]) -> dict[str, Rows]:
-        """Compute the forward of the embeddings, and return its activations, which are rows."""
+        """Compute a forward pass of the embeddings, and return its activations, which are rows."""
         self._outputs = self.embeddings(ids)
         for output in self._outputs.values():
             output.retain_grad()
         return {name: _on_host(output) for name, output in self._outputs.items()}
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:
-        """Return loss and gradients, from a backward pass through the last forward."""
+        """Return the loss and the gradients, which a backward pass through the last forward pass
+        computes."""
         features = self.there(dense_features(batch.integers))
         logits = self._model(features, list(self._outputs.values()))
         labels = self.there(batch.labels)
@@ -115,8 +116,8 @@ def _on_host(tensor: Any) -> NDArray[np.float32]:
 
 
 class _Ready(NamedTuple):
-    """A batch whose ids are on the model's device. If a forward gets the announced tensors, it does
-    not read the ids again."""
+    """A batch whose ids are on the model's device. If a forward pass gets the tensors that were
+    announced, it does not read the ids again."""
 
     batch: Batch
     ids: dict[str, Any]
@@ -124,7 +125,8 @@ class _Ready(NamedTuple):
 
 
 class _TorchFeed(Feed):
-    """The steps of a loop of the module; if `lookahead` is None, the loop has no session."""
+    """The steps of a training loop of the Torch model; if `lookahead` is None, the loop has no
+    session."""
 
     def __init__(self, material: WayInput, learner: TorchLearner, lookahead: int | None) -> None:
         super().__init__(material)
@@ -159,7 +161,7 @@ class _TorchFeed(Feed):
 
 
 class _DenseDlrm(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The dense part of `dlrm.Dlrm`, with its first weights."""
+    """The dense part of `dlrm.Dlrm`, with the same initial weights."""
 
     def __init__(self, columns: int, dim: int, seed: int) -> None:
         super().__init__()
@@ -168,8 +170,8 @@ class _DenseDlrm(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._pairs = torch.tril_indices(columns + 1, columns + 1, -1)
 
     def forward(self, features: Any, embeddings: list[Any]) -> Any:
-        """Return logits (n,) of features (n, integers) and of embeddings: for each table the rows
-        of its columns, concatenated, n per column."""
+        """Return logits (n,) of features (n, integers) and of embeddings. `embeddings` has an array
+        for each table: the n rows of the table's first column, then those of the next column."""
         bottom = self.bottom(features)
         columns = [of for rows in embeddings for of in rows.reshape(-1, *bottom.shape)]
         vectors = torch.stack([bottom, *columns], dim=1)
