@@ -106,7 +106,9 @@ class Image:
 def _distribution(name: str, version: str, licence: str | None) -> dict[str, Any]:
     locator = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
     found = bill.package(name, version, locator=locator)
-    if licence:
+    if licence and "LicenseRef-" in licence:  # an expression of it would need the licence's text
+        found["licenseComments"] = licence
+    elif licence:
         found["licenseDeclared"] = licence
     return found | {"SPDXID": f"{found['SPDXID']}-python"}
 

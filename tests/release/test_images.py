@@ -27,7 +27,9 @@ class Listed(images.Image):
     def _output(self, *words):
         if words[0] == "image":
             return "sha256:" + "ab" * 32 + "\n"
-        return json.dumps([[["numpy", "2.0", "BSD-3-Clause"], ["x", "1", None]], [["libc6", "2"]]])
+        own = ["nvidia-x", "1", "LicenseRef-NVIDIA-Proprietary"]
+        python = [["numpy", "2.0", "BSD-3-Clause"], ["x", "1", None], own]
+        return json.dumps([python, [["libc6", "2"]]])
 
 
 @pytest.mark.parametrize(("kind", "tag"), [("cpu", "embstore:0.1.0"), ("cuda12", ":0.1.0-cuda12")])
@@ -40,6 +42,9 @@ def test_a_bill_names_the_image_and_what_is_in_it(tmp_path, kind, tag):
     assert root["checksums"] == [{"algorithm": "SHA256", "checksumValue": "ab" * 32}]
     assert packages["SPDXRef-numpy-python"]["licenseDeclared"] == "BSD-3-Clause"
     assert packages["SPDXRef-x-python"]["licenseDeclared"] == bill._NONE
+    own = packages["SPDXRef-nvidia-x-python"]
+    assert own["licenseComments"] == "LicenseRef-NVIDIA-Proprietary"
+    assert own["licenseDeclared"] == bill._NONE
     locator = packages["SPDXRef-libc6-debian"]["externalRefs"][0]["referenceLocator"]
     assert locator == "pkg:deb/debian/libc6@2"
     related = {one["relatedSpdxElement"] for one in content["relationships"]}
