@@ -49,8 +49,8 @@ class StoreOptions:
     warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows; this begins
         in the background once the store is open
     count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
-    checkpoints_keep : number of newest checkpoints to keep in each folder of labels (a for label
-        a/b); older checkpoints are merged into the base
+    checkpoints_keep : number of newest checkpoints to keep in each folder of labels; the
+        label "ads/7" is in the folder "ads". Older checkpoints are merged into the base
     durability : which commands survive a crash: "checkpoint", those before the last commit;
         "interval", all but the commands since the last sync of the command log (a write-ahead log
         of commands); "commands", every command that has returned
@@ -58,8 +58,8 @@ class StoreOptions:
     recovery_s : longest recovery after a crash, in seconds: with a command log, the store commits
         by itself when executing the log again would take longer
     commit_every_s : longest time between two commits, in seconds: the store commits by itself,
-        without a label, when the last commit is older. Without a command log a crash loses no more
-        than the commands of about that time. 0: the store commits only for checkpoints and at a
+        without a label, when the last commit is older. Without a command log a crash loses at most
+        the commands of about this many seconds. 0: the store commits only for checkpoints and at a
         clean end
     scrub_bytes_per_s : bytes per second of the store's files that are checked in the background.
         The check finds damage before a call does; 0: no check
@@ -69,9 +69,9 @@ class StoreOptions:
         in level two of a GPU's cache, the bytes that storage writes in 30 seconds, as measured; for
         other rows, no ceiling
     read_only : share the directory with other readers; nothing can be written
-    threads : threads of the CPU device; with a GPU, threads that copy between host and device. As
-        many further threads read rows from files. None: one per core, but at most 4 for the CPU
-        device, 8 for copies to and from a GPU, and 16 for reading files
+    threads : threads of the CPU device; with a GPU, threads that copy between host and device. The
+        same number of additional threads reads rows from files. None: one per core, but at most 4
+        for the CPU device, 8 for copies to and from a GPU, and 16 for reading files
     limits : named bounds, see `embstore.config.Limits`; None: its defaults
     """
 

@@ -154,9 +154,9 @@ class Settings:
     warm_up: float = _cache("warm_up", kinds.SHARE)
     # A counted lookup takes about twice as long as one that is not counted.
     count_rate: float = _cache("count_rate", kinds.SHARE, 0.01)
-    # The default costs 6 % of a trainer's rate on two cores, independently of the disk's sync time;
-    # `commands` costs 18 to 40 %. With the default, a crash loses a second of work; with
-    # `checkpoint` it loses ten minutes.
+    # The default costs 6 % of a trainer's rate on two cores (other runs: 1 to 21 %), and `commands`
+    # costs 18 to 40 %. With the default, a crash loses a second of work; with `checkpoint` it
+    # loses ten minutes.
     durability: str = _durability("durability", one_of(*LEVELS), "interval", is_common=True)
     sync_every_s: float = _durability("sync_every_s", kinds.SECONDS)
     recovery_s: float = _durability("recovery_s", kinds.SECONDS)
