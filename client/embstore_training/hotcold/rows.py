@@ -6,7 +6,6 @@ Map and search use integers. FAE (Adnan et al., VLDB 2022) stores slots as float
 transfer the optimizer state; here a row's weights and state are read and written together.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,7 +62,6 @@ class HotTable:
         self.t = 0
         self.stored_t = 0  # The last known t in the store; `t` includes updates not pushed yet.
         self.learning_rate = 0.0
-        self.has_used_rate = False  # Whether updates since the last `take` used `learning_rate`.
         self.is_stale = np.ones(len(keys), np.bool_)
         self.is_dirty = np.zeros(len(keys), np.bool_)
         self.dirty_count = 0
@@ -83,16 +81,7 @@ class HotTable:
         return min(count, len(self.index.keys)) * self.row_bytes
 
     def take(self, facts: TableFacts) -> None:
-        """Adopt t and learning rate from the store. Warn if the rate was changed while hot rows
-        were trained with the previous rate."""
-        if self.has_used_rate and facts.learning_rate != self.learning_rate:
-            warnings.warn(
-                f"table {self.config.name!r}: its learning rate was changed to "
-                f"{facts.learning_rate} during a hot phase, which used {self.learning_rate} until "
-                "its end; give learning_rate= to each update() instead",
-                stacklevel=2,
-            )
-        self.has_used_rate = False
+        """Adopt t and learning rate from the store."""
         self.t = self.stored_t = facts.t
         self.learning_rate = facts.learning_rate
 

@@ -39,7 +39,6 @@ class Change(NamedTuple):
 
 def change(table: HotTable, sums: Sums, options: UpdateOptions) -> Change:
     """Return the change of a table by an update. The rows do not change yet."""
-    table.has_used_rate |= options.rate_of(table.config.name) is None
     slots = table.pulled_slots(sums.keys)
     weights, state = updated(table.rows, table.trained, slots, sums.gradients, options)
     dirty_count = table.dirty_count + int(np.count_nonzero(~table.is_dirty[slots]))

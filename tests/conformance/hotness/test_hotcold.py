@@ -238,22 +238,6 @@ def test_a_checkpoint_without_an_exchange_is_warned_of(twin):
     assert warned == {True, False}
 
 
-@pytest.mark.parametrize("given", [None, 0.3])
-def test_a_rate_of_a_table_that_changes_in_a_hot_phase_is_warned_of(backend, given):
-    """Unless the updates name their rate, as a schedule has to."""
-    store, is_changed = backend.open_store(), False
-    for name, options in TABLES.items():
-        store.create_table(name, **options)
-    text = r"'sgd': its learning rate was changed to 0.5 during a hot phase.*give learning_rate="
-    with pytest.warns(UserWarning, match=text) if given is None else nullcontext():
-        with run_of(store) as run:
-            for step in run.steps(chunks_of(generator(927), 400)):
-                step.update(ones_for(step), learning_rate=given)
-                if step.is_hot and not is_changed:
-                    store.table("sgd").learning_rate, is_changed = 0.5, True
-    assert is_changed
-
-
 def test_tables_are_held(twin):
     trainer = Trainer(twin.reference)
     with run_of(twin.store) as run:
