@@ -228,3 +228,20 @@ def test_a_kernel_has_the_same_bytes_whatever_was_compiled_before():
     """Numba counts what it compiles, and names parts by that; a release is built twice."""
     (kernel,) = (each for each in kernels().values() if each.name == KERNEL)
     assert compiling.object_code(kernel) == compiling.object_code(kernel)
+
+
+FOUND = """
+import sys
+from embstore.arithmetic import jit
+from embstore_tools.commands.compile import kernels
+
+found = len(kernels())
+assert not {"fastapi", "prometheus_client", "uvicorn"} & sys.modules.keys()
+import embstore_server.host.app
+assert found == len(jit.kernels)
+"""
+
+
+def test_kernels_are_found_without_the_libraries_of_a_server():
+    """`embstore compile` needs the extra `fast` alone, with which a release is built."""
+    subprocess.run([sys.executable, "-c", FOUND], check=True)

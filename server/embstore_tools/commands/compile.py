@@ -22,13 +22,19 @@ _PACKAGES = "embstore", "embstore_server"
 
 def kernels() -> dict[str, "Kernel"]:
     """Return every kernel of embstore by its name."""
-    from embstore.arithmetic import cached, jit
+    from embstore.arithmetic import jit
 
     for package in filter(find_spec, _PACKAGES):
         folder = Path(import_module(package).__path__[0])
-        for path in sorted(filter(cached.has_kernels, folder.rglob("*.py"))):
+        for path in sorted(filter(_defines_kernels, folder.rglob("*.py"))):
             import_module(".".join(path.relative_to(folder.parent).with_suffix("").parts))
     return {kernel.name: kernel for kernel in jit.kernels}
+
+
+def _defines_kernels(source: Path) -> bool:
+    """Return whether a Python file defines a kernel. Other files can need more than the extra
+    `fast` when they are imported."""
+    return b"\n@kernel\n" in source.read_bytes()
 
 
 @needing("fast")
