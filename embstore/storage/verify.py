@@ -28,7 +28,6 @@ from embstore.errors import CorruptTableError, StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
-from embstore.storage import markers
 from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, Entry, PartEntry, SegmentEntry
 from embstore.storage.checking import UNUSABLE, FileCheck, FileReport, RowsEntry, keys_in
@@ -97,6 +96,8 @@ class Verification:
 def _below(files: Files) -> str:
     """Return a hint that names the folders of a directory that contain a store, or backups of a
     store; "" if there are none."""
+    from embstore.storage import markers  # only for this hint: servers start without it
+
     marks = IDENTITY, markers.PATH
     found = [
         name for name in files.list("") if any(files.exists(f"{name}/{mark}") for mark in marks)
