@@ -70,8 +70,9 @@ class StoreOptions:
         other rows, no ceiling
     read_only : share the directory with other readers; nothing can be written
     threads : threads of the CPU device; with a GPU, threads that copy between host and device. The
-        same number of additional threads reads rows from files. None: one per core, but at most 4
-        for the CPU device, 8 for copies to and from a GPU, and 16 for reading files
+        value is also the number of additional threads that read rows from files. None: one of each
+        kind per core, but at most 4 for the CPU device, 8 for copies to and from a GPU, and 16 for
+        reading files
     limits : named bounds, see `embstore.config.Limits`; None: its defaults
     """
 

@@ -70,7 +70,8 @@ class Scan:
         """The number of the last command whose effect the rows contain."""
         self.since_command: int = facts.since_command
         self.config: TableConfig = facts.table.config
-        """The table's configuration at `command`, with its rows and learning rate."""
+        """The table's configuration as of command number `command`, including the number of rows
+        and the learning rate."""
         self.t: int = facts.table.t
         """The table's t at `command`."""
         self.since_t: int = facts.since_t

@@ -5,21 +5,23 @@ For a sparse table, rows are in the order of their row numbers, and a read begin
 
 A state consists of files that never change: the runs of the base and the segments of the log whose
 ``commit`` is not higher than that of the state. The latest record of a row is valid (catalogue.py).
-Therefore a snapshot is a list of these files, made with the engine in microseconds. The snapshot
-keeps maps of the files. The content of the files stays readable as long as the snapshot exists,
-even if a merge, a restore or a dropped table removes the files.
+Therefore a snapshot is a list of these files, which a thread that has the engine makes in
+microseconds. The snapshot keeps the files mapped into memory. The content of the files stays
+readable as long as the snapshot exists, even if a merge, a restore or a dropped table removes the
+files.
 
 **Changes since another commit.** A commit logs every dirty row, and a merge never mixes files from
 before and after a kept checkpoint. Therefore the rows that were written after the other commit are
 exactly those in files whose commit number is higher. Every row whose key is in these files counts
 as changed, whether or not its content differs. A row counts as deleted if these files have its
-tombstone and the other commit has the row. A row that was both written and deleted after the other
-commit is left out.
+tombstone and the other commit has the row. A row that the other commit does not have, and that was
+written and deleted since, is left out.
 
-Keys are merged in pieces of some groups of keys (key_index.py). The records of the log are in the
-order of time, so the table's keys in the log are sorted once: this takes 24 bytes per row in the
-indexes of the log's segments. `prepare` reports this memory, and the memory of a piece, by calls of
-its argument `reserve`.
+The keys of the base and of the log are merged piece by piece; a piece consists of whole groups of
+keys (key_index.py). The records of the log are in the order of time, so the table's keys in the log
+are sorted once. Sorting takes 24 bytes for each record of the table that the indexes of the log's
+segments list. `prepare` reports this memory, and the memory of a piece, by calls of its argument
+`reserve`.
 """
 
 from bisect import bisect_right

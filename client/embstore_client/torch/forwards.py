@@ -123,8 +123,8 @@ def activations_of(
 
 
 def _as_sum(own: FeatureIds, place: Place) -> FeatureIds:
-    """Return the ids with their weights on the ids' device; a weighted mean becomes a weighted
-    sum."""
+    """Return the ids, with their weights moved to the ids' device. The weights of a mean are
+    divided by the sum of their bag's weights, so that the weighted sum of the rows is the mean."""
     if own.weights is None:
         return own
     weights = own.weights.to(own.device)

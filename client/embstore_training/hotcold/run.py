@@ -9,11 +9,11 @@ the session's lease calls the store. Between phases rows are exchanged; meanwhil
 announced:
 
     mixed -> hot   the hot rows that mixed batches touched are pulled (their keys are known here)
-    hot -> mixed   the rows trained since are pushed, in one command, with the number of updates
+    hot -> mixed   the rows of hot steps are pushed, in one command, with the number of updates
 
-A mixed batch may touch hot rows, too, so both exchanges are needed. At any exchange rows, state and
-t are the same as after plain updates in the order of the steps, bit for bit. In a hot phase the
-store has exactly the state of the last exchange.
+A mixed batch may touch hot rows, too, so both exchanges are needed. At every exchange, the rows,
+their state and t are the same as after plain updates in the order of the steps, bit for bit. In a
+hot phase the store has exactly the state of the last exchange.
 
 One push is one call, so it may not be larger than a call. Before a hot step that could make the
 next push too large, the dirty rows are pushed. If the rows of a batch alone are more than a push
@@ -31,8 +31,9 @@ counted. The update may have been applied nevertheless, as with any call whose a
 Several ranks share every step, as in any session. In hot phases they exchange sums by the caller's
 `all_gather` hook (`replicas.ranks`). Rank 0 alone pushes, and the other ranks wait for the push in
 the hook. The last push, which rank 0 makes when it leaves the run, does not involve the other
-ranks. If a rank fails, the other ranks wait in the hook. The caller must end this wait, as for the
-gradients of the rest of the model; only a failed push is reported to all ranks.
+ranks. If a rank fails, the other ranks wait in the hook. The caller must end this wait, as it must
+end the wait for the gradients of the rest of the model. Only a failed push is reported to all
+ranks.
 
 The store's own counts of accesses do not include accesses to a replica.
 
