@@ -35,7 +35,8 @@
 #   make images   .venv-release, then images for CPU, CUDA 12 and CUDA 13 of HEAD, each with its bill of
 #                 materials in dist/ (ENGINE=docker, BASE=..., IMAGES_ARGS="cpu --save")
 #   make test-installed   installs the wheel of dist/ where nothing else is, serves, runs the README's
-#                 example and a trainer, and says how long that took
+#                 example and a trainer, and says how long that took (INSTALLED_ARGS=--examples: and the
+#                 examples of all pages)
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
 # .venv-frameworks is separate because frameworks are large, and the client must work without them;
@@ -54,6 +55,7 @@ DEMO_VENV = $(if $(findstring --framework,$(DEMO_ARGS)),.venv-frameworks,.venv)
 GPU_ARGS ?=
 RELEASE_ARGS ?=
 IMAGES_ARGS ?=
+INSTALLED_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
@@ -176,7 +178,7 @@ images: .venv-release/stamp
 
 test-installed:
 	@echo "embstore: installing the wheel in dist, in an empty place"
-	@$(PYTHON) -m release.installed
+	@$(PYTHON) -m release.installed $(INSTALLED_ARGS)
 
 format: .venv/stamp
 	@echo "embstore: formatting"

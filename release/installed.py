@@ -3,13 +3,16 @@
 `python -m release.installed [WHEEL]` needs only the standard library. It installs the wheel with
 the extra `server`, starts `embstore serve`, and runs the README's example to its result. It prints
 how many seconds that took, of elapsed time and of processor time. Then it tries the command line,
-REST, and a trainer that compares the server with an embedded store.
+REST, and a trainer that compares the server with an embedded store. With `--examples` it also runs
+the examples of all pages, with the tests of this clone and without its packages.
 """
 
+import argparse
 import os
 import platform
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,20 +23,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
+from release import source
+
 ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = "embstore", "client/embstore_client", "client/embstore_training", "proto", "server"
 _ADDRESS = "127.0.0.1:50051"
 _READY_WITHIN_S = 600
 
 
 def main() -> None:
     """Try the named wheel, or the wheel in dist/ for this machine."""
-    wheel = Path(sys.argv[1]) if sys.argv[1:] else wheel_for_this_machine(ROOT / "dist")
+    parser = argparse.ArgumentParser(prog="python -m release.installed", description=__doc__)
+    parser.add_argument("wheel", nargs="?", type=Path, help="default: the one in dist/")
+    parser.add_argument("--examples", action="store_true", help="run the examples of all pages")
+    given = parser.parse_args()
+    wheel = (given.wheel or wheel_for_this_machine(ROOT / "dist")).resolve()
     readme = (ROOT / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         place = Place(Path(scratch))
-        place.install(wheel.resolve())
+        place.install(wheel, "server")
         say("installed", began)
         listen, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         with place.serving("--listen", listen, "--admin", admin):
@@ -43,6 +53,9 @@ def main() -> None:
             try_rest(admin)
             trainer = str(ROOT / "docker" / "image_test.py")
             print(place.python(trainer, listen, "twin", "--admin", admin), end="")
+        if given.examples:
+            say("the trainer is done", began)
+            place.try_examples(wheel)
     say("passed", began)
 
 
@@ -65,8 +78,8 @@ class Place:
         self._environment = {n: v for n, v in os.environ.items() if n.startswith(known)}
         self._environment |= {"HOME": str(path), "XDG_CACHE_HOME": str(path / "cache")}
 
-    def install(self, wheel: Path) -> None:
-        """Create the environment, and install a wheel with the extra `server`."""
+    def install(self, wheel: Path, extras: str) -> None:
+        """Create the environment, unless it exists, and install a wheel with extras."""
         self._run([sys.executable, "-m", "venv", str(self._bin.parent)])
         words = [
             "install",
@@ -75,7 +88,7 @@ class Place:
             "--disable-pip-version-check",
             "--no-cache-dir",
         ]
-        self.python("-m", "pip", *words, f"{wheel}[server]")
+        self.python("-m", "pip", *words, f"{wheel}[{extras}]")
 
     def python(self, *words: str) -> str:
         """Run Python in the folder; return its output."""
@@ -90,6 +103,17 @@ class Place:
         code = "import embstore; print(embstore.__file__)"
         assert self.python("-c", code).startswith(str(self._path)), "not what was installed"
         self._run([command, "table", "drop", "ads", "--yes", "--address", listen])
+
+    def try_examples(self, wheel: Path) -> None:
+        """Run the examples of all pages with the installed packages."""
+        pages = self._path / "pages"
+        source.export(pages)
+        for package in _PACKAGES:
+            shutil.rmtree(pages / package)
+        self.install(wheel, "server,dev")
+        words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/docs/test_examples.py")
+        said = self._run([str(self._bin / "python"), *words], pages)
+        print(said.splitlines()[-1])
 
     @contextmanager
     def serving(self, *words: str) -> Iterator[None]:
@@ -110,9 +134,9 @@ class Place:
             print(log.read_text())
             raise
 
-    def _run(self, command: list[str]) -> str:
+    def _run(self, command: list[str], folder: Path | None = None) -> str:
         done = subprocess.run(
-            command, cwd=self._path, env=self._environment, text=True, check=False,
+            command, cwd=folder or self._path, env=self._environment, text=True, check=False,
             stdout=subprocess.PIPE,
         )  # fmt: skip
         if done.returncode:
