@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_DESCRIPTION = re.compile(r"^ {4}(\w+) : (.+(?:\n {8}.+)*)", re.MULTILINE)
+_DESCRIPTION = re.compile(r"^(\w+) : (.+(?:\n {4}.+)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,8 @@ class StoreOptions:
 def descriptions(of: type[StoreOptions] = StoreOptions) -> dict[str, str]:
     """Return the description of each option, from the docstring; {} where docstrings are
     stripped."""
-    found = _DESCRIPTION.findall("\n".join(cls.__doc__ or "" for cls in reversed(of.__mro__)))
+    texts = (cleandoc(cls.__doc__ or "") for cls in reversed(of.__mro__))  # as Python 3.13 does
+    found = _DESCRIPTION.findall("\n".join(texts))
     return {name: " ".join(text.split()) for name, text in found}
 
 

@@ -27,3 +27,10 @@ def test_each_option_is_taken_with_its_default_and_text(function, options, other
 
 def test_every_option_of_a_store_is_described():
     assert descriptions().keys() == {f.name for f in fields(StoreOptions)}
+
+
+def test_descriptions_do_not_depend_on_the_indentation_of_a_docstring(monkeypatch):
+    """Python 3.13 removes it, earlier versions keep it."""
+    before = descriptions()
+    monkeypatch.setattr(StoreOptions, "__doc__", inspect.cleandoc(StoreOptions.__doc__))
+    assert descriptions() == before
