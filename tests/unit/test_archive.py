@@ -11,6 +11,7 @@ import struct
 import tracemalloc
 import zipfile
 import zlib
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -167,9 +168,10 @@ def test_arrays_are_read_one_at_a_time_and_only_those_of_the_header():
 
 
 def test_members_that_overlap_are_refused():
-    """A MiB of them took GiB: each was no longer than the file, and all were held, widened."""
+    """A MiB of them took GiB: each was no longer than the file, and all were held, widened. Newer
+    versions of Python refuse to read them, too."""
     content = overlapping(400, 1 << 18)
-    with zipfile.ZipFile(io.BytesIO(content)) as file:
+    with zipfile.ZipFile(io.BytesIO(content)) as file, suppress(zipfile.BadZipFile):
         assert sum(map(len, map(file.read, file.namelist()))) > 100 * (1 << 20)
     assert peak_bytes(partial(refused, content, "bytes of arrays, found .* bytes in all")) < 1 << 20
 
