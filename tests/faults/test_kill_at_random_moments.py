@@ -1,4 +1,4 @@
-"""kill -9 at a random moment, then the next round goes on in the same directory: 200 rounds.
+"""kill -9 at a random moment, then the next round goes on in the same directory.
 
 A child trains and reports every commit before and after; where commands are logged, every command.
 The store must open at the last one that was reported done, or at the one that had begun; nothing

@@ -29,8 +29,9 @@ def test_every_option_of_a_store_is_described():
     assert descriptions().keys() == {f.name for f in fields(StoreOptions)}
 
 
-def test_descriptions_do_not_depend_on_the_indentation_of_a_docstring(monkeypatch):
+@pytest.mark.parametrize("indentation", ["", "    "])
+def test_descriptions_are_found_at_any_indentation_of_a_docstring(indentation):
     """Python 3.13 removes it, earlier versions keep it."""
-    before = descriptions()
-    monkeypatch.setattr(StoreOptions, "__doc__", inspect.cleandoc(StoreOptions.__doc__))
-    assert descriptions() == before
+    lines = "Options.", "", "first : a text", "    of two lines", "second : another"
+    of = type("Options", (), {"__doc__": ("\n" + indentation).join(lines)})
+    assert descriptions(of) == {"first": "a text of two lines", "second": "another"}

@@ -79,7 +79,7 @@ class DiskSpace:
         """Raise CapacityError if the command writes, and a commit may find no space for its
         changes. With a command log, the log itself refuses writes for which it has no space."""
         if self.lack and command.effect is Effect.WRITES and self._service.engine.log is None:
-            if not isinstance(command, DropTable):  # dropping a table frees space
+            if not isinstance(command, DropTable):  # frees space with the next commits
                 raise CapacityError(f"nothing has changed: {self.lack}")
 
     async def commit(self, until: float) -> None:
