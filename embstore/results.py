@@ -11,9 +11,10 @@ from embstore.arrays import Inverse, Keys, Rows
 from embstore.config import Limits, TableConfig
 from embstore.sharding import ShardMap
 
-Waits = Literal["late", "none"]
+Waits = Literal["late", "none", "mixed"]
 """The wait of a trainer between two steps of a session. "late": it waits for late rows; "none": it
-does not wait."""
+does not wait, and applies updates itself; "mixed": it waits for late rows of mixed batches, and
+applies updates of hot batches itself."""
 
 
 EPOCH_STEP = 1 << 20
@@ -287,7 +288,8 @@ class SessionFacts:
     lease_ms: int
     rank_timeout_ms: int
     waits: Waits = "late"
-    """"none": the trainer runs ahead of the store; "late": it waits for the rows of each step."""
+    """"late": the trainer waits for the rows of each step; "none": it runs ahead of the store;
+    "mixed": it runs ahead in hot phases."""
     written: tuple[int, ...] = ()
     """For each shard, the number of the last command by which another client changed rows of the
     tables. A command counts only if it came after the last command of a session of this name, and

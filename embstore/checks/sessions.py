@@ -60,9 +60,9 @@ def _open_session(command: c.OpenSession) -> c.OpenSession:
     tables = _session_tables(command.tables)
     check_planner(command.planner)
     shared, waits = flag(command.shared, "shared"), one_of(command.waits, "waits", WAITS)
-    if shared and waits == "none":
+    if shared and waits != "late":
         raise InvalidArgumentError(
-            'expected a session with waits="none" to be the only writer of its tables, found '
+            f'expected a session with waits="{waits}" to be the only writer of its tables, found '
             "shared=True"
         )
     steps_max = LOOKAHEAD_STEPS_MAX

@@ -35,7 +35,8 @@ class RunOptions:
         or tables; if that trainer was killed, rank and tables are free when that trainer's lease
         runs out. None: one and a half leases
     waits : "late": each update waits for the store, and each lookup waits for the rows that the
-        update changed; "none": the trainer applies updates itself, and the store follows
+        update changed; "none": the trainer applies updates itself, and the store follows. ("mixed"
+        is for `HotColdRun`.)
     depth : with waits="none", the maximum number of steps that the trainer has finished and the
         store has not yet acknowledged; at most `lookahead`. None: 4, or `lookahead` if that is less
     all_gather : with waits="none" and several ranks, a function that returns the objects which all

@@ -145,7 +145,9 @@ class Sessions(Reach):
             at most
         rank_timeout_ms : milliseconds that ranks wait for one another before the session fails
         waits : "none" for trainers that apply updates themselves. Such trainers can call
-            `read_step`, and can send the end of a step before earlier steps are finished
+            `read_step`, and can send the end of a step before earlier steps are finished. "mixed"
+            for hot/cold runs, which apply updates of hot batches themselves. With both, the tables'
+            learning rates are fixed, and steps cannot delete rows
 
         Raises
         ------

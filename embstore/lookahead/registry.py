@@ -177,10 +177,11 @@ class Registry:
         runs ahead has applied updates at the present rate for steps that the store has not
         finished."""
         session = self.sessions.get(table.writer)
-        if session is not None and session.facts.waits == "none":
+        if session is not None and session.facts.waits != "late":
             raise InvalidArgumentError(
                 f"table {table.name!r}: session {session.name!r} runs ahead of the store; "
-                "expected learning_rate to be given to its updates, found the table's to be set"
+                "expected learning_rate to be given to its updates, or the table's to be set "
+                "before the session is opened, found the table's to be set"
             )
 
     def used_by(self, member: str, process: int) -> None:

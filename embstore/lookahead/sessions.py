@@ -229,11 +229,11 @@ class Sessions:
         with self._planner.lock:
             session, _ = self._registry.member(member)
         session.table(table.name)
-        if session.facts.waits == "none":
+        if session.facts.waits != "late":
             raise InvalidArgumentError(
-                f"session {session.name!r} runs ahead of the store (waits='none'): its trainer has "
-                "rows that no deletion reaches. Delete rows when it is closed, or open it with "
-                "waits='late'"
+                f"session {session.name!r} runs ahead of the store (waits={session.facts.waits!r})"
+                ": its trainer has rows that no deletion reaches. Delete rows when it is closed, "
+                "or open it with waits='late'"
             )
         return session.name
 

@@ -206,7 +206,7 @@ class Author:
     def _open_session(self) -> c.OpenSession:
         name = self._one_of(SESSIONS)
         planner = self._one_of(["per_step", "window", "group:2"])
-        waits: Any = self._one_of(["late", "none"])
+        waits: Any = self._one_of(["late", "none", "mixed"])
         tables = tuple(self._names())
         return c.OpenSession(name, tables, planner=planner, waits=waits, **WAITING)
 

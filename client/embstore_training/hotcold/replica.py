@@ -49,7 +49,7 @@ from embstore_training.bags import Of, keyed
 from embstore_training.hotcold.rows import HotTable
 from embstore_training.hotcold.update import Receipt, change
 from embstore_training.read_ahead import OnceKeys
-from embstore_training.replicas.ranks import AllGather, first_rates
+from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.rows import HostRows, Slots, TrainersRows
 from embstore_training.replicas.update import Sums, Trained, agreed, checked
 
@@ -196,13 +196,6 @@ class Replica:
                 self.pulled_rows += count
                 self.pulled_bytes += count * table.row_bytes
         return sum(map(len, wanted.values()))
-
-    def take_rates(self, all_gather: AllGather | None) -> None:
-        """Adopt rank 0's learning rates, which may differ from the rates that this rank pulled."""
-        tables = [self._tables[name] for name in sorted(self._tables)]
-        rates = first_rates(all_gather, [table.learning_rate for table in tables])
-        for table, rate in zip(tables, rates, strict=True):
-            table.learning_rate = rate
 
     # Training
 

@@ -5,8 +5,9 @@
 
 One look-ahead session stays open over all phases, so that the run is the only writer of its tables.
 In a mixed phase the session's steps are announced ahead. In a hot phase only the thread that renews
-the session's lease calls the store. Between phases rows are exchanged; meanwhile no step is
-announced:
+the session's lease calls the store. Meanwhile learning rates could not be set and rows could not be
+deleted between two hot steps, so the store refuses both: the session has waits="mixed". Between
+phases rows are exchanged; meanwhile no step is announced:
 
     mixed -> hot   the hot rows that mixed batches touched are pulled (their keys are known here)
     hot -> mixed   the rows of hot steps are pushed, in one command, with the number of updates
@@ -350,7 +351,6 @@ class HotColdRun:
             for message in meet(self._all_gather, Verb.REFRESH, share=rows):
                 replica.mark_stale({table: keys for table, (keys, _) in message.share.items()})
         replica.refresh()
-        replica.take_rates(self._all_gather)
         self._has_refreshed = True
 
     def _push(self) -> None:
@@ -379,8 +379,8 @@ def _sparse_rows(store: Any, hot_set: HotSet, columns: Mapping[str, str]) -> dic
 def _checked(
     session: dict[str, Any], store: Any, replica: Callable[..., Replica]
 ) -> Callable[..., Replica]:
-    """Remove the options of a hot/cold run from a session's options, and refuse options that do not
-    fit. Return the function that makes the replica."""
+    """Make a session's options those of a hot/cold run, and refuse options that do not fit. Return
+    the function that makes the replica."""
     if session.pop("shared", False):
         raise InvalidArgumentError(
             "expected the run to be the only writer of its tables, found shared=True"
@@ -389,6 +389,7 @@ def _checked(
         raise InvalidArgumentError(
             'expected a hot/cold run to wait for late rows, found waits="none"'
         )
+    session["waits"] = "mixed"
     if store.sessions.rounds_rows:
         raise InvalidArgumentError(
             'expected a connection with wire_dtype="float32" for a hot/cold run, found one that '

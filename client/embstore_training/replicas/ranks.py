@@ -37,10 +37,9 @@ class Verb(IntEnum):
     RELEASE = 3
     SKIP = 4
     REFRESH = 5  # to exchange which rows mixed steps have changed
-    RATES = 6  # to adopt rank 0's learning rates, after the rows were pulled
-    EXCHANGE = 7  # to push before the phase ends
-    PUSHED = 8  # rank 0 has sent the hot rows to the store
-    FAILED = 9  # rank 0 could not send the hot rows
+    EXCHANGE = 6  # to push before the phase ends
+    PUSHED = 7  # rank 0 has sent the hot rows to the store
+    FAILED = 8  # rank 0 could not send the hot rows
 
 
 class Message(NamedTuple):
@@ -117,9 +116,3 @@ def _numbers(numbers: Sequence[int] | Keys) -> Share:
 def float_bits(value: float) -> int:
     """Return a float64 as an integer of the same bits."""
     return int(np.float64(value).view(np.int64))
-
-
-def first_rates(all_gather: AllGather | None, rates: Sequence[float]) -> list[float]:
-    """Return the learning rates of rank 0."""
-    bits = meet(all_gather, Verb.RATES, list(map(float_bits, rates)))[0].numbers
-    return [float(np.int64(one).view(np.float64)) for one in bits]

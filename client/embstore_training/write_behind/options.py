@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from embstore.checks.arguments import integer, one_of
+from embstore.checks.sessions import WAITS
 from embstore.errors import InvalidArgumentError
 from embstore.handles.run_options import RunOptions
 from embstore.handles.sessions import Sessions
@@ -27,13 +28,13 @@ def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:
 
     Raises
     ------
-    InvalidArgumentError : `waits` is neither "late" nor "none". Or `depth` or `all_gather` was
-        passed with "late". Or with "none", `depth` is above `lookahead`, several ranks have no
+    InvalidArgumentError : `waits` is none of its values. Or `depth` or `all_gather` was passed
+        without waits="none". Or with it, `depth` is above `lookahead`, several ranks have no
         `all_gather`, or the connection rounds rows.
     """
     depth, all_gather, world_size = options.depth, options.all_gather, options.world_size
-    one_of(options.waits, "waits", ("late", "none"))
-    if options.waits == "late":
+    one_of(options.waits, "waits", WAITS)
+    if options.waits != "none":
         for name, given in (("depth", depth), ("all_gather", all_gather)):
             if given is not None:
                 raise InvalidArgumentError(f'expected {name} with waits="none" only, found {given}')

@@ -43,6 +43,7 @@ class Waits(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WAITS_LATE: _ClassVar[Waits]
     WAITS_NONE: _ClassVar[Waits]
+    WAITS_MIXED: _ClassVar[Waits]
 
 class ProfileSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ RETENTION_ROUTINE: Retention
 RETENTION_DROPPED: Retention
 WAITS_LATE: Waits
 WAITS_NONE: Waits
+WAITS_MIXED: Waits
 PROFILE_SOURCE_COUNTED: ProfileSource
 PROFILE_SOURCE_IMPORTED: ProfileSource
 

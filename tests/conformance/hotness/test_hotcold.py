@@ -21,10 +21,8 @@ from tests.conformance.hotness.hotcold import (
     chunks_of,
     hot_keys,
     hotcold_twin,
-    ones_for,
     replay,
     run_of,
-    share_of,
 )
 from tests.conformance.traces import smallest_cache
 
@@ -126,19 +124,28 @@ def test_table_without_keys_counts_its_updates(open_twin):
     assert sum(trainer.kinds) == 4
 
 
-def test_learning_rate_is_that_of_the_last_exchange(twin):
-    chunks = chunks_of(generator(905), 300)
-    for table in TABLES:
-        twin.store.table(table).learning_rate = twin.reference.table(table).learning_rate = 0.5
-    with run_of(twin.store) as run:
-        for rate in (0.5, 0.25):
-            for table in TABLES:
-                twin.store.table(table).learning_rate = rate
-                twin.reference.table(table).learning_rate = rate
-            for step in run.steps(chunks):
-                gradients = ones_for(step)
-                step.update(gradients)
-                twin.reference.update(share_of(step, gradients))
+@pytest.mark.parametrize("is_hot", [False, True], ids=["mixed", "hot"])
+def test_rates_are_set_and_rows_deleted_between_runs_only(twin, is_hot):
+    """Hot steps could follow neither, and trained on with the previous rate and the old rows."""
+    trainer = Trainer(twin.reference)
+    for rate in (0.5, 0.25):
+        for table in TABLES:
+            twin.store.table(table).learning_rate = rate
+            twin.reference.table(table).learning_rate = rate
+        refusals = 0
+        with run_of(twin.store) as run:
+            for step in run.steps(chunks_of(generator(905), 300)):
+                if step.is_hot == is_hot:
+                    for change in (
+                        lambda: setattr(twin.store.table("adam"), "learning_rate", 2.0),
+                        lambda: twin.store.table("adam").delete([0]),
+                    ):
+                        with pytest.raises((InvalidArgumentError, TableHeldError)):
+                            change()
+                        refusals += 1
+                trainer.train(step)
+        assert refusals > 4
+        twin.check()
 
 
 # What is exchanged, and when

@@ -153,35 +153,6 @@ def test_rank_without_any_chunk_is_named_at_all_ranks(twin):
     train_ranks(twin.store, none, make=hot_run)
 
 
-def test_ranks_train_at_one_rate_though_it_changes_between_their_pulls(twin):
-    """Each took the rate of its own pull: their replicas parted, and nobody said so."""
-    has_changed = threading.Event()
-
-    class First(Replica):
-        def refresh(self):
-            count = super().refresh()
-            twin.store.table("adam").learning_rate = 0.5
-            has_changed.set()
-            return count
-
-    class Second(Replica):
-        def refresh(self):
-            assert has_changed.wait(300)
-            return super().refresh()
-
-    def make(store, rank, **options):
-        return hot_run(store, rank=rank, replica=Second if rank else First, **options)
-
-    trainers = [Trainer(seed=rank) for rank in range(2)]
-
-    def work(rank, run):
-        trainers[rank].train_all(run.steps(ids(np.arange(80) % 30)))
-
-    train_ranks(twin.store, work, make=make)
-    replay(twin.reference, trainers)
-    twin.reference.table("adam").learning_rate = 0.5
-
-
 def test_replicas_that_have_parted_are_found_out(twin):
     """Another t, or another rate, was compared by nobody."""
     meeting, trained = Meeting(2), {"adam": ([3], ones(1, 5))}
