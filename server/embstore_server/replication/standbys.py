@@ -18,9 +18,11 @@ Event loop only, except functions documented to run in a thread or with the engi
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -58,6 +60,7 @@ LAG_BYTES_MAX = 4 << 30
 """The most bytes of the command log that are kept for a standby after a commit."""
 PIECE_BYTES = 1 << 20
 STATE_EVERY_S = 0.5
+_PROMOTION_ID = re.compile("[0-9a-f]{32}")
 
 
 class Feed:
@@ -399,5 +402,17 @@ def _promotion(one: Promotion) -> Any:
 
 
 def promotions_of(messages: Any) -> tuple[Promotion, ...]:
-    """Return the promotions in a message."""
-    return tuple(Promotion(p.id, p.epoch, p.command, p.first_number) for p in messages)
+    """Return the promotions in a message.
+
+    Raises InvalidArgumentError if no server can have recorded them: a replaced server accepts no
+    more writes, so a malformed message must not replace one.
+    """
+    found = tuple(Promotion(p.id, p.epoch, p.command, p.first_number) for p in messages)
+    epochs = [0, *(one.epoch for one in found)]
+    is_in_order = all(earlier < later for earlier, later in pairwise(epochs))
+    if not (is_in_order and all(_PROMOTION_ID.fullmatch(one.id) for one in found)):
+        raise InvalidArgumentError(
+            "expected promotions with ids of 32 hexadecimal digits and with increasing epochs, "
+            f"found {str(found)[:300]}"
+        )
+    return found

@@ -182,6 +182,9 @@ class Rounds(OwnUpdate):
 
     def _begin(self, kind: Any) -> None:
         """Make the tables, and what else commands of a kind need, anew."""
+        for made in self._executed(c.ListCheckpoints()):
+            if made.label not in self.server.kept:  # of a mutation; in a folder it would stay
+                self._executed(c.SetRetention(made.label, "dropped"))
         self._begin_anew()
         self._model.kept = self.server.kept
         for config in TABLES:
@@ -305,8 +308,21 @@ class Rounds(OwnUpdate):
                 assert reply.error == UnauthenticatedError.__name__, reply
         if verb is not None and not verb.is_streamed and kind not in _WITHOUT_AN_ORDER:
             self._follow(path, [reply for reply in replies if reply.code is grpc.StatusCode.OK])
+        if kind is c.OpenScan:
+            self._close_scans(path, replies)
         self._look()
         return replies
+
+    def _close_scans(self, path: str, replies: Sequence[Reply]) -> None:
+        """Close what mutations opened; only its owner can. Else the next ones find no room."""
+        closing = VERBS[c.CloseScan.__name__]
+        for reply in replies:
+            if reply.code is grpc.StatusCode.OK:
+                opened = _arrived(path, reply.sent).command
+                sent = [self._message(closing, c.CloseScan(opened.scan, opened.table))]
+                at = path.replace(c.OpenScan.__name__, c.CloseScan.__name__)
+                (closed,) = self._calls.replies(at, [sent], [reply.shown], PATIENCE_S)
+                assert closed.code is grpc.StatusCode.OK, closed
 
     def _follow(self, path: str, replies: Sequence[Reply]) -> None:
         """Have the model follow what was acknowledged; it finds numbers, rows and t as they are."""

@@ -111,6 +111,24 @@ def test_garbage_of_a_standby_is_refused(logged, requests, text):
     assert text in refused.value.details()
 
 
+PROMOTION = {"id": "ab" * 16, "epoch": 1 << 20, "command": 1, "first_number": 9}
+NO_PROMOTION = {"no id": {"id": ""}, "another id": {"id": "x" * 32}, "no epoch": {"epoch": 0}}
+
+
+@pytest.mark.parametrize("change", NO_PROMOTION.values(), ids=NO_PROMOTION)
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_malformed_promotion_replaces_a_server(logged, change, count):
+    """A mutated message did: a promotion without an id, of epoch 0, ended all writes for good."""
+    promotions = [pb.Promotion(**PROMOTION | change)] * count
+    follower = pb.Follower(store_id=logged.service.store_id, promotions=promotions, fences=True)
+    with stream(logged, request(follower=follower)) as call, pytest.raises(grpc.RpcError) as told:
+        list(call)
+    assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected promotions with ids" in told.value.details()
+    with connected(logged) as store:
+        store.table("marks").update([1], np.ones((1, 1), np.float32))
+
+
 def test_a_server_without_a_command_log_cannot_be_followed(served):
     with (
         stream(served, request(follower=pb.Follower())) as call,
