@@ -34,6 +34,7 @@ _SAMPLE_BYTES = 64 << 10
 _LINKED_ELSEWHERE = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
 """Error numbers of a failed hard link after which the file is copied instead."""
 _PLAIN = re.compile(r"\w[\w.+=@-]*")
+_PART_BYTES_MAX = 255
 _LOCAL = re.compile(r"(file|local)://")
 
 Look = Callable[[], None]
@@ -85,13 +86,21 @@ def name_within(destination: str, within: str) -> str:
     ------
     PermissionDeniedError : the destination is given in any other form. Links are not resolved here,
         because no link is followed when the destination is opened.
+    InvalidArgumentError : the name of a folder is longer than file systems allow.
     """
     full = within if is_url(within) else str(Path(within).absolute())
     name = destination.removeprefix(f"{full.rstrip('/')}/").rstrip("/")
-    if not all(map(_PLAIN.fullmatch, name.split("/"))):
+    parts = name.split("/")
+    if not all(map(_PLAIN.fullmatch, parts)):
         raise PermissionDeniedError(
             f"expected the name of a folder below {within} (backup_within), of letters, digits and "
             f"any of -_.+=@ but no dot at its beginning, found {destination!r}"
+        )
+    longest = max(len(part.encode()) for part in parts)
+    if longest > _PART_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"expected a destination whose folders have names of at most {_PART_BYTES_MAX} bytes, "
+            f"found one of {longest}"
         )
     return name
 

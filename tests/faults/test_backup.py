@@ -426,6 +426,9 @@ def test_a_client_chooses_a_name_below_what_is_allowed(store, tmp_path):
     ):
         with pytest.raises((PermissionDeniedError, InvalidArgumentError)):
             store.backup(str(refused))
+    for long in ("a" * 256, "to/" + "ä" * 128):
+        with pytest.raises(InvalidArgumentError, match="at most 255 bytes, found one of 256"):
+            store.backup(long)
     for through in ("link", "link/to"):
         with pytest.raises(StorageError, match="symbolic link, which is not followed"):
             store.backup(through)
