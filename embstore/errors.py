@@ -127,7 +127,8 @@ class DeadlineError(EmbstoreError):
 
 class OutcomeUnknownError(EmbstoreError):
     """The server was restarted or restored during the call or since the previous call. Read the
-    table's t, its number of updates, to find out whether the call was applied."""
+    table's t, its number of updates, to find out whether the call was applied. Or some shards of a
+    cluster have executed the call, and others have not; the message says what to do."""
 
 
 class CapacityError(EmbstoreError):

@@ -83,7 +83,8 @@ def pause_each(
     ------
     DeadlineError : the shards were at different barriers in every try; no shard is paused.
     OutcomeUnknownError : a table's t differs between shards, by the same numbers in several tries,
-        so no client will send the command that the lagging shards lack.
+        so no client will send the command that the lagging shards lack; or a table's description
+        differs after the last try.
     EmbstoreError : a shard was not reached, or refused the command. No shard stays paused, except
         shards that were not reached: a pause without a lease outlives the client that asked for it.
         `resume_all` with the same name, or without a name, ends such a pause.
@@ -99,11 +100,8 @@ def pause_each(
             if _are_one(found):
                 return found
             apart.append(_difference(found))
-            if apart[-1] and apart[-_STABLE:] == _STABLE * apart[-1:]:
-                raise OutcomeUnknownError(
-                    f"expected the same commands on all shards, found that {apart[-1]}: an update "
-                    "has reached some shards only; restore a checkpoint of the cluster"
-                )
+            if _are_alike(found) and apart[-_STABLE:] == _STABLE * apart[-1:] != _STABLE * [""]:
+                raise _apart(apart[-1])
             resume_all(shards, by, timeout_s=timeout_s)
             wait(random.uniform(0, longest_s))
             longest_s = min(2 * longest_s, _PAUSE_MAX_S)
@@ -111,21 +109,53 @@ def pause_each(
         with suppress(EmbstoreError):
             resume_all(shards, by, timeout_s=timeout_s)
         raise
+    if apart[-1]:
+        raise _apart(apart[-1])
     raise DeadlineError(
         "expected all shards to stop at one consistent point, found writes between them in all "
         f"{tries} tries: pause other writers, and try again"
     )
 
 
+def _apart(difference: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"expected the same commands on all shards, found that {difference}, or restore a "
+        "checkpoint of the cluster"
+    )
+
+
 def _difference(found: Sequence[Barrier]) -> str:
-    """Return in words how the t of the shards' tables differ; "" if they do not differ."""
+    """Return in words how the tables of the shards differ, and the likely cause; "" if they do not
+    differ."""
     if not _are_alike(found):
-        return ""
+        return _other_tables(found)
     for same in zip(*(one.tables for one in found), strict=True):
         by_shard = [table.t for table in same]
         if len({*by_shard}) > 1:
-            return f"table {same[0].config.name!r} has t {by_shard}, by shard"
+            return (
+                f"table {same[0].config.name!r} has t {by_shard}, by shard: an update has reached "
+                "some shards only: go on if you can accept that"
+            )
     return ""
+
+
+def _other_tables(found: Sequence[Barrier]) -> str:
+    """Return in words how a table's description differs between shards."""
+    described = [{one.config.name: (one.table_id, one.config) for one in b.tables} for b in found]
+    names = sorted({name for shard in described for name in shard})
+    name = next(n for n in names if any(one.get(n) != described[0].get(n) for one in described))
+    have = [shard for shard, one in enumerate(described) if name in one]
+    if len(have) < len(found):
+        is_so = f"only shards {have} have table {name!r}: create or drop it again"
+    else:
+        ids = [one[name][0] for one in described]
+        configs = [one[name][1] for one in described]
+        if len({*ids}) > 1:
+            return f"table {name!r} has the ids {ids}, by shard: drop it"
+        rows = [config.rows for config in configs]
+        rates = [config.optimizer.learning_rate for config in configs]
+        is_so = f"table {name!r} has rows {rows} and rates {rates}, by shard: set them again"
+    return f"{is_so}, with the arguments of the call that failed"
 
 
 def _are_one(found: Sequence[Barrier]) -> bool:

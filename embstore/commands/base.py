@@ -127,6 +127,9 @@ class Command(Part, Generic[R]):
     reads: ClassVar[Reads]
     traits: ClassVar[Trait]
     join: ClassVar[Join | None]
+    can_be_checked: ClassVar[bool]
+    """Whether a shard can check the command without executing it (`Executor.execute`). Such a
+    command has the same effect if it is executed again."""
 
     def __init_subclass__(
         cls,
@@ -149,6 +152,7 @@ class Command(Part, Generic[R]):
         cls.join = None if join is None else staticmethod(join)  # called with the answers alone
         cls.right = right or _RIGHTS[effect]
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
+        cls.can_be_checked = cls.retry is Retry.WINDOW and Trait.ADDS not in cls.traits
         COMMANDS[cls.__name__] = cls
 
     def short_answer(self, result: Any) -> Any:

@@ -47,7 +47,13 @@ class Executor(Protocol):
             done and the whole amount; an error that `progress` raises ends some commands (for
             example `GetDigest`)
         map_version : for a shard: the version of the map by which the command was split; 0: the
-            command is for this shard under any map
+            command is for this shard under any map; the negated version: the shard checks whether
+            it would execute a command that writes, and changes nothing
+
+        Returns
+        -------
+        The command's result. If the shard only checks the command, it returns nothing: it raises
+        WritesPausedError if it would execute the command.
 
         Raises
         ------

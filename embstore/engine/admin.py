@@ -269,6 +269,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
             engine.sessions.release_ended()
             tables.check_unheld("restore", tables.by_id.values())
             _check_restore(engine, command.label)
+            engine.storage.end_check()
             before = list(tables.by_id.values())
             engine.hot_pins.release_tables(before, are_dropped=False)
             for pool in tables.pools.values():
@@ -287,7 +288,8 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
                 engine.hot_pins.forget_missing()
             return Acknowledged(number, 0)
     finally:
-        engine.hot_pins.pin_wanted()
+        if not engine.storage.is_check:
+            engine.hot_pins.pin_wanted()
 
 
 def _check_restore(engine: "Engine", label: str) -> None:
@@ -304,6 +306,7 @@ def _end_sessions(engine: "Engine", command: c.Restore) -> None:
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
         _check_restore(engine, command.label)
+        engine.storage.end_check()
     for name in engine.sessions.names():
         with suppress(SessionExpiredError):  # the session may have ended meanwhile
             engine.sessions.end(name, by="a restore")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -72,9 +72,13 @@ def by_map(
 ) -> Any:
     """Begin a command that its sender has split by version `version` of the cluster's map.
 
+    A negated version: check the command, and raise WritesPausedError if it would be executed.
+
     Raises MovedError if the shard's map splits the command in another way; in that case nothing has
     changed.
     """
+    if version < 0:
+        _check(engine, command, -version, begin)
     if Trait.JOINS in command.traits:  # runs without the engine: check again afterwards
         check_version(engine, version)
         joined = begin()
@@ -92,6 +96,34 @@ def by_map(
     with engine.tables.frame.turn():
         check_version(engine, version)
         return begin()
+
+
+def _check(
+    engine: "Engine", command: c.Command[Any], version: int, begin: Callable[[], Any]
+) -> NoReturn:
+    """Raise the error with which a command would be refused; if it would be executed, raise
+    WritesPausedError. Nothing changes.
+
+    The command runs up to the point at which it begins to change the store
+    (`Storage.begin_change`).
+    """
+    if not command.can_be_checked:
+        raise InvalidArgumentError(
+            f"{type(command).__name__} cannot be checked only: expected a version of the map "
+            f"above 0, found {-version}"
+        )
+    storage = engine.storage
+    with engine.tables.frame.turn():
+        check_version(engine, version)
+        with engine.tables.reading():  # ended sessions refuse no command
+            engine.sessions.release_ended()
+        storage.is_check = True
+        try:
+            begin()
+            storage.end_check()
+        finally:
+            storage.is_check = False
+    raise AssertionError("a check of a command ends with an error")
 
 
 # The map

@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
 from embstore.config import Limits
-from embstore.errors import CheckpointExistsError, CheckpointNotFoundError, EmbstoreError
+from embstore.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    EmbstoreError,
+    WritesPausedError,
+)
 from embstore.host.workers import Workers
 from embstore.results import Place, State, TableEntry
 from embstore.row_keys import RowKeys
@@ -69,6 +74,8 @@ class Storage:
         self.files = files
         self.keep = checkpoints_keep
         """Number of routine labels that each folder of labels keeps; older labels are dropped."""
+        self.is_check = False
+        """Whether the running call only checks its command (`embstore.engine.sharding`)."""
         self.is_changing = False
         """Whether the running call has begun a change that must not be left incomplete."""
         self._workers = Workers(threads, _RANGES_PER_THREAD)
@@ -118,7 +125,14 @@ class Storage:
     def begin_change(self) -> None:
         """Record that the running call can no longer be refused: if memory runs out from now on,
         the store fails."""
+        self.end_check()
         self.is_changing = True
+
+    def end_check(self) -> None:
+        """Raise WritesPausedError if the running call was to be checked only. The checks have
+        passed, and nothing has changed."""
+        if self.is_check:
+            raise WritesPausedError("the command would be executed; it was sent to be checked only")
 
     def begin_tail(self) -> None:
         """Record that commands follow the last commit, so that a new epoch begins if these commands
@@ -278,6 +292,7 @@ class Storage:
         CapacityError : there is no space for the catalogue. Nothing has changed.
         StorageError : the disk failed, and so the store has failed.
         """
+        self.end_check()
         new = replace(self.catalogue, checkpoints=checkpoints).without_dropped()
         drops = new.runs != self.catalogue.runs
         if drops:
@@ -309,6 +324,7 @@ class Storage:
     def restore(self, label: str, command: int, lives: Lives = ()) -> State:
         """Make a kept checkpoint the head again. Newer changes are lost, and a new epoch begins."""
         checkpoint = self.kept(label)
+        self.end_check()
         self.merges.stop()
         restored = replace(
             self.catalogue.restored(checkpoint, command, lives),

@@ -186,7 +186,7 @@ class Frame:
                 else:
                     self._begin_writing(*written, even_paused=even_paused)
                     yield
-                    self.storage.is_changing = True
+                    self.storage.begin_change()
                     self.command_number += 1
                     self.lives = lives.numbered(self.lives, self.life, self.command_number)
                     if self.log is not None:
@@ -249,7 +249,8 @@ class Frame:
     ) -> None:
         """Check that a command may write, and reserve space for it in the command log."""
         step = place if place is not None and place.is_step else None
-        if not even_paused and self.is_paused and not self.may_pass(step):
+        is_check = self.storage.is_check  # the sender waits for the end of a pause afterwards
+        if not (even_paused or is_check) and self.is_paused and not self.may_pass(step):
             self.check_paused()
         if not self.is_covered:
             self.storage.begin_tail()

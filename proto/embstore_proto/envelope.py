@@ -5,17 +5,18 @@ from dataclasses import dataclass
 
 CLIENT_ID_CHARACTERS_MAX = 64
 MAP_METADATA = "embstore-map"
-"""The metadata key of the version of the shard map by which a call was split."""
+"""The metadata key of the version of the shard map by which a call was split. With a minus before
+the version, the shard checks whether it would execute the call, and changes nothing."""
 _DIGITS_MAX, _NO_MAP = 19, 1 << 63
 
 
 def map_version(text: str | bytes) -> int:
-    """Return the version of the shard map in a call's metadata; 0: there is none. For text that is
-    not a version, return a version that no map has."""
+    """Return the version of the shard map in a call's metadata, below 0 with a minus before it; 0:
+    there is none. For text that is not a version, return a version that no map has."""
     if not text:
         return 0
-    is_number = isinstance(text, str) and text.isascii() and text.isdecimal()
-    if not is_number or len(text) > _DIGITS_MAX:
+    digits = text.removeprefix("-") if isinstance(text, str) else ""
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _DIGITS_MAX:
         return _NO_MAP
     return int(text)
 

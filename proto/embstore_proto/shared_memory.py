@@ -42,7 +42,7 @@ HEAD_BYTES = _HEAD.size
 _CALL = struct.Struct("<dIQQ")
 _ANSWER = struct.Struct("<IQQ")
 _SEGMENT = struct.Struct("<Q")
-_MAP = struct.Struct("<Q")
+_MAP = struct.Struct("<q")
 
 _INLINE = (1 << 64) - 1
 """The offset that stands for no offset: the payload follows its header."""
@@ -155,7 +155,8 @@ def trace_of(body: bytes) -> str:
 
 
 def map_version(version: int) -> bytes:
-    """Return the frame with the version of the map by which the next call was split."""
+    """Return the frame with the version of the map by which the next call was split; below 0, the
+    shard only checks the call (`envelope.MAP_METADATA`)."""
     return frame_of(Kind.MAP, _MAP.pack(version))
 
 

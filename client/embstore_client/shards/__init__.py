@@ -8,6 +8,7 @@ answers in the order of the call.
     split         which keys of a call each shard owns
     write_pauses  retries while a shard does not accept writes for a moment
     router        the executor: shards, their tables, concurrent calls, by one map
+    halves        commands that some shards have executed, and others have not
     following     the executor by the newest map
     rows          commands that read and write rows
     finite        gradients whose sums no shard alone can check
@@ -31,9 +32,11 @@ shards. The order matters if updates of one row do not commute. It also determin
 update of Adam uses.
 
 **All or none.** A call that one shard would refuse and another would accept is refused here, before
-it is sent. Examples are keys out of range and sums that are not finite. If a shard that logs its
-commands restarts, the router waits for the shard. A shard can fail in other ways: its disk is full,
-or it stays away for longer than the deadline. Then the shard's error is raised, although the other
-shards have applied their parts. If the command was a step, the step is sent to the failed shard
-again. After any other command the shards stay in different states until a checkpoint is restored.
+it is sent. Examples are keys out of range and sums that are not finite. All other commands that
+write, except updates, are first checked by every shard (`halves`). If a shard that logs its
+commands restarts, the router waits for the shard. A shard can fail in other ways: its disk is full
+during an update, or it stays away for longer than the deadline. Then OutcomeUnknownError is raised
+if other shards have executed their parts. A step is sent to the failed shard again. A command that
+was checked is sent again by its caller. After an update the shards stay in different states until a
+checkpoint is restored.
 """

@@ -113,16 +113,24 @@ def _drop(router: Router, label: str, shards: range | list[int]) -> None:
 
 
 def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCheckpoint:
-    """Protect a label on every shard, or drop it."""
-    return unmarked(router.all(command, call)[0])
+    """Protect a label on every shard, make it routine, or drop it."""
+    with router.writing():
+        found = router.agreed(dict.fromkeys(range(len(router.shards)), command), call)
+    return unmarked(next(iter(found.values())))
 
 
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
 ) -> tuple[KeptCheckpoint, ...]:
-    """Return the checkpoints that all shards have, and that were made at one barrier."""
+    """Return the checkpoints that all shards have, and that were made at one barrier. A checkpoint
+    is protected if one shard protects it."""
     found = router.all(command, call)
-    return tuple(unmarked(one) for one in found[0] if _is_whole(found, one.label))
+    protected = {one.label for kept in found for one in kept if one.protected}
+    return tuple(
+        replace(unmarked(one), protected=one.label in protected)
+        for one in found[0]
+        if _is_whole(found, one.label)
+    )
 
 
 def _is_whole(found: list[tuple[KeptCheckpoint, ...]], label: str) -> bool:
@@ -148,7 +156,7 @@ def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
                 "its own: restore another label"
             )
         try:
-            done = router.all(command, call)[0]
+            done = router.agreed(dict.fromkeys(range(len(kept)), command), call)[0]
         finally:
             router.tables.forget_all()  # a name may belong to another table now
         router.places.ended(None)

@@ -8,8 +8,8 @@ receives a newer map meanwhile.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -22,8 +22,8 @@ from embstore.config import Limits
 from embstore.errors import (
     InvalidArgumentError,
     MovedError,
-    OutcomeUnknownError,
     StoreClosedError,
+    WritesPausedError,
 )
 from embstore.results import ServerInfo, TableDescription
 from embstore.sharding import ShardMap
@@ -34,6 +34,7 @@ from embstore_client.shards import (
     digests,
     finishing,
     frequencies,
+    halves,
     rows,
     sessions,
     steps,
@@ -151,7 +152,8 @@ class Router:
         if is_write:  # the name may belong to another table afterwards
             self.tables.forget(getattr(command, "table", ""))
         with self.writing() if is_write else nullcontext():
-            answer: R = join(self.all(command, call))
+            send = self.agreed if is_write else self.each
+            answer: R = join(list(send(self._same(command), call).values()))
         if isinstance(answer, TableDescription):
             self.tables.note(answer)
         return answer
@@ -183,16 +185,22 @@ class Router:
         """Return the first shard's answer to a command that all shards answer in the same way."""
         return self._at(0, command, call or Call(timeout_s=timeout_s))
 
-    def _at(self, shard: int, command: Command[R], call: Call) -> R:
-        """Return one shard's answer."""
+    def _at(self, shard: int, command: Command[R], call: Call, *, is_check: bool = False) -> R:
+        """Return one shard's answer; None if the shard is only to check the command, and would
+        execute it."""
+        version = 0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version
         send = partial(
             self.shards[shard].execute,
             command,
             out=call.out,
             timeout_s=call.timeout_s,
             progress=call.progress,
-            map_version=0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version,
+            map_version=-version if is_check else version,
         )
+        if is_check:
+            with suppress(WritesPausedError):
+                send()
+            return cast(R, None)
         check = partial(self.check_newest, {0, shard})
         return retry_while_paused(send, check, call.timeout_s or self.timeout_s)
 
@@ -235,12 +243,28 @@ class Router:
             found = self.shards[shard].execute(c.GetServerInfo())
             check_newest(found, self.shard_map)
 
-    def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
-        """Send each shard its own command, wait for all answers, and return them by shard.
+    def agreed(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
+        """Send each shard its own command, after all shards have checked theirs, so that a command
+        which one shard refuses changes nothing on the others (`halves`)."""
+        if len(commands) > 1:
+            self.each(commands, replace(call or Call(), progress=None), is_check=True)
+        return self.each(commands, call)
+
+    def each(
+        self,
+        commands: Mapping[int, Command[R]],
+        call: Call | None = None,
+        *,
+        is_check: bool = False,
+    ) -> dict[int, R]:
+        """Send each shard its own command, wait for all answers, and return them by shard. Shards
+        that no longer have what the command removes are left out.
+
+        With `is_check`, the shards only check their commands, and the answers are None.
 
         Raises
         ------
-        EmbstoreError : the error of the first shard, by number, that raised one.
+        EmbstoreError : the error of `halves.raise_first`.
         MovedError : a shard has left the cluster, and no longer answers.
         """
         call = call or Call()
@@ -248,7 +272,8 @@ class Router:
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
-            return self._at(shard, command, Call(None, call.timeout_s, progress))
+            part = Call(None, call.timeout_s, progress)
+            return self._at(shard, command, part, is_check=is_check)
 
         works = {
             shard: partial(execute, place, shard, command)
@@ -262,12 +287,10 @@ class Router:
         except BaseException:  # an interrupt: the next command must not overtake this one
             wait(futures.values())
             raise
-        errors = [left.get(shard) or future.exception() for shard, future in futures.items()]
-        _check_not_half(commands, errors)
-        for error in errors:
-            if error is not None:
-                raise error
-        return {shard: future.result() for shard, future in futures.items()}
+        errors = {shard: left.get(shard) or future.exception() for shard, future in futures.items()}
+        if commands:
+            halves.raise_first(next(iter(commands.values())), errors, is_check=is_check)
+        return {s: future.result() for s, future in futures.items() if errors[s] is None}
 
     def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
         """Wait until all shards have answered. For each shard that has left the cluster, return an
@@ -287,8 +310,11 @@ class Router:
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> list[R]:
         """Send one command to every shard, and return all answers."""
-        commands = dict.fromkeys(range(len(self.shards)), command)
-        return list(self.each(commands, call or Call(timeout_s=timeout_s)).values())
+        return list(self.each(self._same(command), call or Call(timeout_s=timeout_s)).values())
+
+    def _same(self, command: Command[R]) -> dict[int, Command[R]]:
+        """Return one command as the command of every shard."""
+        return dict.fromkeys(range(len(self.shards)), command)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -359,24 +385,6 @@ class Shared:
         with self._submitting:
             self._is_closed = True
         self._threads.shutdown(wait=False)
-
-
-def _check_not_half(
-    commands: Mapping[int, Command[Any]], errors: Sequence[BaseException | None]
-) -> None:
-    """Raise OutcomeUnknownError if some shards applied a command and others did not: the command
-    cannot be sent again, although the shards' own errors may allow it."""
-    applied = [shard for shard, error in zip(commands, errors, strict=True) if error is None]
-    wrong = next((error for error in errors if error is not None), None)
-    if applied and wrong is not None and Trait.ADDS in next(iter(commands.values())).traits:
-        why = str(wrong)
-        if any(isinstance(error, MovedError) for error in errors):
-            why = "partitions have moved while several clients wrote the same table"
-        raise OutcomeUnknownError(
-            f"this update was applied to some of its rows only: by shards {applied}, and not by "
-            f"all others ({why}). Do not send it again, since these shards would apply it twice: "
-            "restore a checkpoint of the cluster, or go on if you can accept that"
-        ) from wrong
 
 
 class _Sums:

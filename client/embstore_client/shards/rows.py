@@ -223,9 +223,9 @@ def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
     dim = router.tables.config_of(part.table, part.table_id).dim
     rows = as_rows(command.rows, (len(part.keys), dim), part.table, "rows")
     split = router.split(part)
-    return _written(
-        router, {s: c.Assign(_keys(part, o), rows[o]) for s, o in _each(router, split)}, call
-    )
+    commands = {s: c.Assign(_keys(part, o), rows[o]) for s, o in _each(router, split)}
+    with router.writing():
+        return cast(AcknowledgedUpdate, acknowledged([*router.agreed(commands, call).values()]))
 
 
 @_of_named
@@ -238,7 +238,7 @@ def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
         s: c.DeleteRows(_keys(part, own), member=command.member) for s, own in _each(router, split)
     }
     with router.writing():
-        answers = list(router.each(commands, call).values())
+        answers = list(router.agreed(commands, call).values())
     return cast(Deleted, first_with_sum("rows")(answers))
 
 

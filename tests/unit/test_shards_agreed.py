@@ -1,0 +1,213 @@
+"""Commands that one shard of a cluster refuses: no other shard has executed them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import commands as c
+from embstore.commands import COMMANDS, Retry, Trait
+from embstore.config import Sgd
+from embstore.errors import (
+    CapacityError,
+    CheckpointProtectedError,
+    DeadlineError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+    TableHeldError,
+    TableNotFoundError,
+    WritesPausedError,
+)
+from embstore.handles.store import Store
+from embstore_client.shards.following import Following
+from embstore_client.shards.router import Router
+from tests.clusters import Cluster, Watched, table
+
+KEYS = np.arange(0, 20_000, 7)
+ROWS = np.ones((len(KEYS), 4), np.float32)
+
+
+@pytest.fixture(params=["dense", "sparse"])
+def cluster(request: Any, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster", 3)
+    config = table(Sgd(0.1))
+    if request.param == "sparse":
+        del config["rows"]
+        config["key_space"] = "sparse"
+    with_table = made.store().create_table("a", **config)
+    for label in ("l1", "l2"):
+        with_table.update(KEYS, ROWS)
+        made.store().checkpoint(label)
+    with_table.update(KEYS, ROWS)
+    yield made
+    made.close()
+
+
+def state_of(store: Store) -> dict[str, Any]:
+    """Return what the commands of these tests can change."""
+    described = store.executor.execute(c.ListTables())
+    tables = {one.config.name: (one, store.table(one.config.name).digest()) for one in described}
+    kept = [(one.label, one.protected) for one in store.checkpoints()]
+    return {"tables": tables, "kept": kept, "command": store.command, "epoch": store.epoch}
+
+
+def states(cluster: Cluster) -> list[Any]:
+    """Return the state of each shard."""
+    return [state_of(Store(shard)) for shard in cluster.shards()]
+
+
+CHANGES: dict[str, Callable[[Store], object]] = {
+    "assign": lambda store: store.table("a").assign(KEYS, ROWS),
+    "delete": lambda store: store.table("a").delete(KEYS),
+    "clear": lambda store: store.table("a").clear(),
+    "rate": lambda store: setattr(store.table("a"), "learning_rate", 0.5),
+    "drop": lambda store: store.drop_table("a"),
+    "restore": lambda store: store.restore("l1"),
+}
+
+
+@pytest.mark.parametrize("change", [change for change in CHANGES if change != "rate"])
+@pytest.mark.parametrize("shard", range(3))
+def test_a_session_that_one_shard_has_changes_no_shard(cluster, shard, change):
+    Store(cluster.engines[shard]).sessions.open("left", ["a"])
+    before = states(cluster)
+    with pytest.raises(TableHeldError):
+        CHANGES[change](cluster.store())
+    assert states(cluster) == before
+    cluster.store().sessions.end("left")
+    CHANGES[change](cluster.store())
+    assert states(cluster) != before
+
+
+@pytest.mark.parametrize("shard", range(3))
+def test_a_checkpoint_that_one_shard_protects_is_protected(cluster, shard):
+    Store(cluster.engines[shard]).set_retention("l2", "protected")
+    store, before = cluster.store(), states(cluster)
+    assert [one.protected for one in store.checkpoints()] == [False, True]
+    with pytest.raises(CheckpointProtectedError):
+        store.restore("l1")
+    with pytest.raises(CheckpointProtectedError):
+        store.set_retention("l2", "dropped")
+    assert states(cluster) == before
+    store.set_retention("l2", "routine")
+    store.restore("l1")
+    assert [one.label for one in store.checkpoints()] == ["l1"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_shard_that_is_down_refuses_a_change_for_all(cluster, change):
+    before = states(cluster)
+
+    def is_down(_: Any) -> None:
+        raise DeadlineError("no answer")
+
+    with pytest.raises(DeadlineError):
+        CHANGES[change](watched(cluster, {1: is_down}, of=c.Command))
+    assert states(cluster) == before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("error", [DeadlineError("no answer"), CapacityError("the disk is full")])
+def test_a_shard_that_fails_after_the_check_is_told_and_the_command_completes_it(
+    cluster, change, error
+):
+    seen = []
+
+    def fail_once(command: Any) -> None:
+        seen.append(command)
+        if len(seen) == 2:
+            raise error
+
+    store = watched(cluster, {1: fail_once}, of=WRITTEN)
+    with pytest.raises(OutcomeUnknownError, match=r"shards \[0, 2\].*Send it again"):
+        CHANGES[change](store)
+    CHANGES[change](store)
+    found = {frozenset(one["tables"]) for one in states(cluster)}
+    assert found == {frozenset() if change == "drop" else frozenset({"a"})}
+    cluster.store().checkpoint("whole")
+
+
+WRITTEN = (c.Assign, c.DeleteRows, c.ClearTable, c.SetLearningRate, c.DropTable, c.Restore)
+
+
+def watched(cluster: Cluster, by: dict[int, Callable[[Any], object]], *, of: Any) -> Store:
+    """Return a client for which functions are called before the commands of some shards."""
+
+    def before(shard: int, command: Any) -> None:
+        if isinstance(command, of) and not isinstance(command, c.GetTable | c.ListCheckpoints):
+            by[shard](command)
+
+    shards = [
+        Watched(engine, lambda command, n=number: before(n, command) if n in by else None)
+        for number, engine in enumerate(cluster.shards())
+    ]
+    router = Router(shards, cluster.map)
+    return Store(Following(router, lambda name: cluster.engines[int(name)]))
+
+
+def test_a_session_that_some_shards_have_is_ended(cluster):
+    Store(cluster.engines[2]).sessions.open("left", ["a"])
+    cluster.store().sessions.end("left")
+    with pytest.raises(SessionExpiredError):
+        cluster.store().sessions.end("left")
+
+
+def test_a_table_that_some_shards_lack_is_named_and_can_be_dropped(cluster, monkeypatch):
+    monkeypatch.setattr("embstore_client.barrier.TRIES", 3)
+    Store(cluster.engines[0]).create_table("half", **table(Sgd(0.1)))
+    store = cluster.store()
+    with pytest.raises(OutcomeUnknownError, match=r"only shards \[0\] have table 'half'"):
+        store.checkpoint("l3")
+    store.drop_table("half")
+    with pytest.raises(TableNotFoundError):
+        store.drop_table("half")
+
+
+def test_rates_that_differ_are_named(cluster, monkeypatch):
+    monkeypatch.setattr("embstore_client.barrier.TRIES", 3)
+    Store(cluster.engines[0]).table("a").learning_rate = 0.5
+    with pytest.raises(OutcomeUnknownError, match=r"rates \[0.5, 0.1.*set them again"):
+        cluster.store().checkpoint("l3")
+    cluster.store().table("a").learning_rate = 0.5
+    cluster.store().checkpoint("l3")
+
+
+# A shard that only checks a command
+
+
+def test_a_check_changes_nothing_and_ignores_a_pause(cluster):
+    shard, version = cluster.engines[0], -cluster.map.version
+    Store(shard).pause_writes("the test")
+    before = state_of(Store(shard))
+    for command in (
+        c.SetLearningRate("a", None, 0.5),
+        c.ClearTable("a"),
+        c.DropTable("a"),
+        c.Restore("l1"),
+        c.Restore("l1", force=True),
+        c.SetRetention("l1", "dropped"),
+        c.Checkpoint("l3", {}),
+    ):
+        with pytest.raises(WritesPausedError, match="to be checked only"):
+            shard.execute(command, map_version=version)
+        assert state_of(Store(shard)) == before, command
+    shard.execute(c.ResumeWrites())
+
+
+def test_what_cannot_be_checked_is_refused():
+    names = {name for name, one in COMMANDS.items() if one.can_be_checked}
+    assert {"Assign", "ClearTable", "CreateTable", "DropTable", "Restore"} <= names
+    assert not names & {"Update", "PutRows", "UpdateStep", "Lookup", "Promote", "SetShardMap"}
+    for name in names:
+        assert COMMANDS[name].retry is Retry.WINDOW and Trait.ADDS not in COMMANDS[name].traits
+
+
+def test_an_update_is_not_checked_only(cluster):
+    shard, before = cluster.engines[0], states(cluster)
+    update = c.PutRows(c.TableKeys("a", None, KEYS[:0]), ROWS[:0], ROWS[:0, :0], 1)
+    with pytest.raises(InvalidArgumentError, match="cannot be checked only"):
+        shard.execute(update, map_version=-cluster.map.version)
+    assert states(cluster) == before
