@@ -175,6 +175,11 @@ def test_a_file_that_is_no_socket_is_left_alone(quick_path):
     assert path.read_text() == "content"
 
 
+def test_a_name_that_is_too_long_for_a_socket_is_refused(quick_path):
+    with pytest.raises(InvalidArgumentError, match="path too long; give another --socket"):
+        Served(quick_path / "store", socket=str(quick_path / ("s" * 200)))
+
+
 def test_a_socket_that_is_served_is_left_alone(served, quick_path):
     with pytest.raises(InvalidArgumentError, match="another server"):
         Served(quick_path / "other", socket=served.socket)

@@ -80,8 +80,8 @@ class SharedMemoryPort:
         except OSError as exc:
             own.close()
             raise InvalidArgumentError(
-                f"cannot listen on the socket {path}: {exc.strerror}; give another --socket, or "
-                "--socket off"
+                f"cannot listen on the socket {path}: {exc.strerror or exc}; give another "
+                "--socket, or --socket off"
             ) from exc
         found = os.stat(path)
         self._identity = found.st_dev, found.st_ino
@@ -198,7 +198,9 @@ def _remove_left(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise InvalidArgumentError(f"cannot listen on the socket {path}: {exc.strerror}") from exc
+        raise InvalidArgumentError(
+            f"cannot listen on the socket {path}: {exc.strerror or exc}"
+        ) from exc
     if not stat.S_ISSOCK(mode):
         raise InvalidArgumentError(
             f"expected {path} to be free for a socket, found another kind of file: remove it, or "
