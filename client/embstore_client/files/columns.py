@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from embstore_client.files.decimals import NotDecimalError, decimals
-from embstore_client.files.packed import Unpacked
+from embstore_client.files.packed import Unpacked, UnpackedByThreads
 from embstore_client.files.values import no_keys
 
 _BLOCK_BYTES = 1 << 20
@@ -112,8 +112,9 @@ class TextColumns:
         self._parsing = csv.ParseOptions(
             delimiter=delimiter, quote_char='"' if has_header else False
         )
-        with Unpacked(path) as file:
-            names = csv.open_csv(file.bytes, self._reading, self._parsing).schema.names
+        stream = UnpackedByThreads(path).stream
+        with closing(csv.open_csv(stream, self._reading, self._parsing)) as blocks:
+            names = blocks.schema.names
         self.schema = pa.schema([(name, pa.string()) for name in names])
 
     def count_rows(self) -> int:
@@ -139,11 +140,9 @@ class TextColumns:
             null_values=[""],
             strings_can_be_null=True,
         )
-        read = 0
-        with (
-            Unpacked(self._path) as file,
-            closing(csv.open_csv(file.bytes, self._reading, self._parsing, converting)) as blocks,
-        ):
+        read, file = 0, UnpackedByThreads(self._path)
+        opened = csv.open_csv(file.stream, self._reading, self._parsing, converting)
+        with closing(opened) as blocks:
             for block in blocks:
                 before, read = read, file.read_bytes
                 for low in range(0, block.num_rows, batch_rows):

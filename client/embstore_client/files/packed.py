@@ -3,7 +3,8 @@
 A file's first bytes identify its compression, whatever the file's name is. pyarrow decompresses it.
 """
 
-from io import BufferedReader
+import os
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,12 +36,8 @@ class Unpacked:
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
         try:
-            begins = self._file.read(max(map(len, _BEGINNINGS)))
-            self._file.seek(0)
-            ways = (way for first, way in _BEGINNINGS.items() if begins.startswith(first))
-            raw: Any = self._file
-            for way in ways:
-                raw = _unpacking(raw, way, path)
+            way = _way_of(self._file)
+            raw: Any = self._file if way is None else _unpacking(self._file, way, path)
         except BaseException:
             self._file.close()
             raise
@@ -62,6 +59,41 @@ class Unpacked:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+class UnpackedByThreads:
+    """The decompressed bytes of one file, from its beginning, for readers of pyarrow that read
+    ahead in threads of their own.
+
+    Such a thread cannot be joined: it can outlive its reader, and after an error, also the
+    interpreter. If it then called a Python object, it would abort the process, or wait forever.
+    Therefore `stream` contains no Python object. It has no `close` either, because its descriptor
+    must not be closed, and used again for another file, while a thread still reads from it. pyarrow
+    closes the file when nothing refers to the stream any longer.
+
+    Raises OSError if the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+
+        with path.open("rb", buffering=0) as file:
+            way = _way_of(file)
+        self._file = pyarrow.OSFile(os.fsencode(path))  # bytes, because a name can be no UTF-8
+        self.stream: Any = self._file if way is None else _unpacking(self._file, way, path)
+        """pyarrow's stream of decompressed bytes."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Roughly the number of bytes, as stored on disk, that were read from the file so far."""
+        return int(self._file.tell())
+
+
+def _way_of(file: RawIOBase) -> str | None:
+    """Return pyarrow's name of a file's compression, or None. The file stays at its beginning."""
+    begins = file.read(max(map(len, _BEGINNINGS))) or b""
+    file.seek(0)
+    return next((way for first, way in _BEGINNINGS.items() if begins.startswith(first)), None)
 
 
 def _unpacking(file: Any, way: str, path: Path) -> Any:
