@@ -5,6 +5,11 @@ engine, so that no commit happens in between. When the leader has made a label a
 standby makes the label after the same command, so that the standby has the label if the leader
 later restores it. A label that the leader has dropped or protected is dropped or protected here as
 well.
+
+A standby that was away continues at its last command, but it may lack a label that the leader keeps
+from before: the leader has made the label after the same command, and a later commit has deleted
+the record; or the standby was the leader, and has dropped the label for one that it alone had. The
+leader's next list of labels shows this. Only a commit of the leader has the label then.
 """
 
 from collections.abc import Iterable
@@ -20,15 +25,21 @@ if TYPE_CHECKING:
     from embstore.engine.engine import Engine
 
 
-def receive(engine: "Engine", records: Iterable[Record]) -> int:
+def receive(engine: "Engine", records: Iterable[Record], *, check_labels: bool = True) -> int:
     """Execute records in order. Return the mark up to which the log must be durable so that these
     records survive a crash.
 
+    check_labels : whether this store must have the labels that the last list of labels contains.
+        It need not if it has taken a commit of the leader: this commit can be newer than the list,
+        and then lacks labels that the leader has dropped in between.
+
     Raises CorruptTableError if commands between this store's last command and a record's command
-    are missing, or if a command's result differs from its result on the leader.
+    are missing, if a command's result differs from its result on the leader, or if a label is
+    missing.
     """
     log = engine.log
     assert log is not None
+    lacking = ""
     for record in records:
         if record.kind == CHECKPOINT:
             # in slices, so that lookups can run in between; no record is executed meanwhile
@@ -39,7 +50,7 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
                 _make_label(engine, logged, logged.label)
                 continue
             if logged.labels is not None:
-                _keep_labels(engine, logged.labels)
+                lacking = _keep_labels(engine, logged, logged.labels)
             log.received = record
             try:
                 execute_again(engine, logged, log.memory)
@@ -48,6 +59,8 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
             if record.kind != COMMAND:
                 _take_epoch(engine, logged)
                 log.append_received(record)
+    if lacking and check_labels:  # the last list counts: earlier ones may have what was dropped
+        raise CorruptTableError(lacking)
     return log.mark
 
 
@@ -77,8 +90,9 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
         note_checkpoint(log.memory, label.origin, made, storage.catalogue)
 
 
-def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
-    """Keep only the leader's labels, and protect the labels that the leader protects.
+def _keep_labels(engine: "Engine", logged: Logged, labels: dict[str, bool]) -> str:
+    """Keep only the leader's labels, and protect the labels that the leader protects. Return a
+    description of the labels that this store lacks; "" if it has all of them.
 
     The caller appends the leader's record of the labels, unchanged, to this store's log. A record
     that arrives a second time changes nothing.
@@ -90,6 +104,13 @@ def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
     if [(one.label, one.protected) for one in after] != [(o.label, o.protected) for o in before]:
         with engine.tables.reading():
             storage.keep_only(after)
+    missing = sorted(labels.keys() - {one.label for one in kept})
+    if not missing:
+        return ""
+    named = ", ".join(map(repr, missing))
+    return (
+        f"{logged.path}: at command {logged.number} the leader keeps {named}, this store does not"
+    )
 
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:

@@ -23,7 +23,9 @@ The log also contains the answers that clients may still need (answers.py).
 
 **Labels** are in the catalogue. The command log records them for standbys: one label when it is
 made, and all labels that are kept after a label was dropped or protected. The record of all labels
-is written again whenever the log is opened, because a crash may have come between the writes of the
+is written again after each commit, because the commit deletes earlier records of labels, also those
+that follow the same command: a standby that was away finds by the list which labels it lacks. It is
+also written whenever the log is opened, because a crash may have come between the writes of the
 catalogue and of the record.
 
 A look-ahead step is logged by its effect: an update of the tables' keys, and the session's new
@@ -50,6 +52,7 @@ from embstore.storage.command_records import (
     Part,
     Record,
     RecordReader,
+    record_bytes,
 )
 from embstore.storage.states import KeptState
 from embstore.storage.storage import Storage
@@ -180,7 +183,7 @@ class CommandLog:
         self.files.append(LABELS, number, self._labels(checkpoints))
 
     def _labels(self, checkpoints: Sequence[KeptState]) -> list[Part]:
-        head: dict[str, Any] = {"labels": {one.label: one.protected for one in checkpoints}}
+        head: dict[str, Any] = {"labels": _protected(checkpoints)}
         if self.origin is not None:
             origin = self.origin
             head["origin"] = [origin.client_id, origin.sequence, origin.finished_below]
@@ -212,15 +215,22 @@ class CommandLog:
         self.append_answers(number, label)
         self.files.sync()
         synced = self.files.synced
+        kept = _protected(self._storage.catalogue.checkpoints)
+        made = [] if label is None else framed(label)
         if label is not None:
-            self.files.reserve(sum(map(len, framed(label))))
+            kept |= {label["label"]: False}  # the commit may drop older labels: that takes less
+        listed = framed({"labels": kept})
+        self.files.reserve(record_bytes(sum(map(len, made))) + sum(map(len, listed)))
         return synced
 
     def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
-        """Append a record of the label that was made, for standbys, and delete committed
-        segments."""
+        """Append, for standbys, a record of the label that was made, and one of all labels. Delete
+        committed segments."""
         if label is not None:
             self.files.append(CHECKPOINT, number, framed(label))
+        # without an origin: the call that has the engine is no change of a label's retention
+        kept = _protected(self._storage.catalogue.checkpoints)
+        self.files.append(LABELS, number, framed({"labels": kept}))
         commands = self._storage.catalogue.commands
         assert commands is not None
         self.files.segments.forget(commands.segment)
@@ -285,3 +295,8 @@ class CommandLog:
     def close(self) -> None:
         """Write and sync waiting records, and close the log."""
         self.files.close()
+
+
+def _protected(checkpoints: Sequence[KeptState]) -> dict[str, bool]:
+    """Return, for each label, whether its checkpoint is protected."""
+    return {one.label: one.protected for one in checkpoints}

@@ -2,8 +2,9 @@
 commands.
 
 A standby connects to its leader repeatedly. Usually the leader still has the commands after the
-standby's last command, and the standby resumes there. Otherwise the standby replaces its store by
-the leader's last commit (`embstore.storage.taking`), and opens the store again.
+standby's last command, and the standby resumes there. Otherwise, or if the standby then lacks a
+label, the standby replaces its store by the leader's last commit (`embstore.storage.taking`), and
+opens the store again.
 
 Commands are executed as in recovery (`embstore.engine.receiving`), on a thread. The standby
 acknowledges commands when they are durable on its disk; meanwhile it executes the next commands.
@@ -228,7 +229,7 @@ class Following:
         marks: asyncio.Queue[tuple[int, Place]] = asyncio.Queue()
         acknowledging = asyncio.create_task(self._acknowledge(call, marks))
         try:
-            await self._execute(call, marks)
+            await self._execute(call, marks, check_labels=not leader.catalogue)
         finally:
             acknowledging.cancel()
 
@@ -243,7 +244,9 @@ class Following:
             lives=[pb.Life(**one._asdict()) for one in frame.lives],
         )
 
-    async def _execute(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
+    async def _execute(
+        self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]", *, check_labels: bool
+    ) -> None:
         """Execute the commands that a leader's stream contains, until the stream ends by an
         error."""
         stream = RecordStream(_BODY_BYTES_MAX)
@@ -255,15 +258,15 @@ class Following:
                 continue
             begin = Place(reply.log.begin.segment, reply.log.begin.offset)
             records = list(stream.add(begin, reply.log.piece))
-            mark = await self._to_its_end(self._receive(records))
+            mark = await self._to_its_end(self._receive(records, check_labels=check_labels))
             marks.put_nowait((mark, stream.place))
             behind = service.replication.commands_behind - sum(r.kind == COMMAND for r in records)
             service.replication.commands_behind = max(behind, 0)
 
-    async def _receive(self, records: list[Record]) -> int:
+    async def _receive(self, records: list[Record], *, check_labels: bool) -> int:
         try:
             return await self._service.run_in_thread(
-                "Follow", lambda engine, _: receive(engine, records)
+                "Follow", lambda engine, _: receive(engine, records, check_labels=check_labels)
             )
         except CorruptTableError:
             self._anew = True

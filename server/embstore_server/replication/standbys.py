@@ -94,6 +94,8 @@ class Feed:
         engine, files = self.engine, self.engine.storage.files
         log = engine.log
         assert log is not None
+        if self.follower.anew:
+            self._commit_for_it(lineage)
         log.files.sync()
         with engine.tables.frame.looking():
             catalogue = engine.storage.catalogue
@@ -111,6 +113,16 @@ class Feed:
         self.reader.skip(log.files.synced, at)
         if self.is_closed:  # it was closed while this method ran
             self.close()
+
+    def _commit_for_it(self, lineage: Lineage) -> None:
+        """Commit if the last commit is older than the standby, which replaces its store by it:
+        otherwise the standby would lose, for a while, commands that were acknowledged because it
+        has them. Raises the errors of `begin`."""
+        with self.engine.tables.frame.looking():
+            catalogue = self.engine.storage.catalogue
+            self._can_go_on(catalogue.store_id, lineage)
+        if catalogue.head.command < self.follower.command:
+            self.engine.commits.commit()
 
     def _can_go_on(self, store_id: str, lineage: Lineage) -> bool:
         """Return whether the standby can continue at its position, provided that the leader still

@@ -102,6 +102,31 @@ def test_a_standby_keeps_the_labels_that_its_leader_keeps(pair, ended):
     pair.standby.kill()
 
 
+def test_a_standby_gets_all_labels_of_one_command_that_were_made_while_it_was_away(pair):
+    """The last of them begins the log anew, at the command that the standby has."""
+    pair.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        for label in ("dropped", "protected"):
+            update(store, len(label))
+            store.checkpoint(label)
+        before = await_same(pair.leader, pair.standby)
+        pair.standby.kill()
+        store.set_retention("dropped", "dropped")
+        store.set_retention("protected", "protected")
+        store.checkpoint("first")
+        store.checkpoint("second")
+        pair.standby.start()
+        wanted = await_same(pair.leader, pair.standby)
+        assert wanted["command"] == before["command"]
+        assert [(label, protected) for label, *_, protected in wanted["checkpoints"]] == [
+            ("protected", True),
+            ("first", False),
+            ("second", False),
+        ]
+    pair.kill()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_every_verb_does_on_a_standby_what_it_does_on_its_leader(pair, seed):
     """Also a step of a session, which is logged as what it did, and a place that is forgotten."""
@@ -352,8 +377,10 @@ def test_the_other_standby_goes_on_with_the_one_that_was_promoted(forks, quick_p
     other.kill()
 
 
-def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(forks, quick_path):
-    leader = server(forks, quick_path / "leader")
+@pytest.mark.parametrize("keep", [3, 1])
+def test_a_label_of_the_dead_leader_alone_is_none_of_the_promoted_one(forks, quick_path, keep):
+    """And the label that the dead leader has dropped for it is there again."""
+    leader = server(forks, quick_path / "leader", checkpoints_keep=keep)
     leader.start()
     with Proxy(leader.address) as proxy:
         standby = server(forks, quick_path / "standby", follow=proxy.address)
@@ -362,6 +389,7 @@ def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(fork
             make_tables(store)
             update(store, *range(5))
             store.checkpoint("both")
+            update(store, 5)
             await_same(leader, standby)
             proxy.upstream = standby.address  # which is no leader
             proxy.cut()
@@ -372,6 +400,10 @@ def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(fork
         leader, standby = standby, leader.changed(follow=standby.address)
         standby.start()
         assert [label for label, *_ in await_same(leader, standby)["checkpoints"]] == ["both"]
+        with connected(leader) as store, connected(standby) as copy:
+            # a commit that was made for the standby, as the last one lacks a command that it has
+            made = store.stats()["commits"]["own_commits"]
+            assert (made, replication(copy)["commits_taken"]) == ((1, 1) if keep == 1 else (0, 0))
     standby.stop()
     leader.stop()
 
