@@ -14,6 +14,9 @@ If the old leader refuses connections, it is not running. If it does not answer,
 so its answer is awaited for ANSWER_S. In both cases, this server then accepts writes, and continues
 to ask.
 
+A server that was a leader and has not followed since asks in the same way before it is promoted.
+Without an answer it is not promoted: both servers could lead afterwards, with one epoch.
+
 Event loop only.
 """
 
@@ -26,6 +29,7 @@ from typing import Any
 import grpc
 
 from embstore.errors import InvalidArgumentError
+from embstore.storage.lineage import Promotion
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.served import Served
 from embstore_server.replication.leader_stream import (
@@ -49,15 +53,7 @@ async def fence(served: Served, may_lead: asyncio.Event) -> None:
     address, role = served.lineage.replaced, served.replication
 
     async def ask(call: Any) -> None:
-        promotions = [pb.Promotion(**vars(one)) for one in served.lineage.promotions]
-        follower = pb.Follower(store_id=served.store_id, promotions=promotions, fences=True)
-        await send(call, follower=follower)
-        leader = (await read(call, "leader")).leader
-        theirs = promotions_of(leader.promotions)
-        if leader.store_id != served.store_id:
-            raise InvalidArgumentError(
-                f"expected the replaced server at {address}, found one of another store"
-            )
+        theirs = await _promotions_at(served, address, call)
         if served.lineage.is_continued_by(theirs):
             await served.replace_by(theirs[-1])
         else:
@@ -87,6 +83,41 @@ async def fence(served: Served, may_lead: asyncio.Event) -> None:
             pause = min(2 * pause, PAUSE_MAX_S)
     finally:
         timer.cancel()
+
+
+async def check_not_replaced(served: Served, address: str) -> None:
+    """Ask the server at `address` whether it was promoted in place of this server.
+
+    Raises InvalidArgumentError if it was, or if it does not answer.
+    """
+
+    async def ask(call: Any) -> None:
+        if served.lineage.is_continued_by(await _promotions_at(served, address, call)):
+            raise InvalidArgumentError("it was promoted")
+
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await connect(served, address, ask)
+    except Exception as exc:
+        raise InvalidArgumentError(
+            f"expected {address} to answer that it was not promoted while this server, which was a "
+            f"leader, was down, found: {reason_of(exc, address)}. Promote this server once it "
+            "follows that one; if that one is lost, start this one without --follow"
+        ) from exc
+
+
+async def _promotions_at(served: Served, address: str, call: Any) -> tuple[Promotion, ...]:
+    """Send this server's promotions to the server at `address`, and return that server's."""
+    promotions = [pb.Promotion(**vars(one)) for one in served.lineage.promotions]
+    follower = pb.Follower(store_id=served.store_id, promotions=promotions, fences=True)
+    await send(call, follower=follower)
+    leader = (await read(call, "leader")).leader
+    theirs = promotions_of(leader.promotions)
+    if leader.store_id != served.store_id:
+        raise InvalidArgumentError(
+            f"expected the replaced server at {address}, found one of another store"
+        )
+    return theirs
 
 
 def _is_refused(error: Exception) -> bool:

@@ -45,7 +45,7 @@ from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.served import Served
-from embstore_server.replication.fencing import fence
+from embstore_server.replication.fencing import check_not_replaced, fence
 from embstore_server.replication.leader_stream import (
     PAUSE_FIRST_S,
     PAUSE_MAX_S,
@@ -131,7 +131,11 @@ class Following:
     async def promote(self) -> bool:
         """Make the standby the leader; return False if it follows no leader.
 
-        Raises StoreClosedError if the standby has not received its leader's first commit yet.
+        Raises
+        ------
+        StoreClosedError : the standby has not received its leader's first commit yet.
+        InvalidArgumentError : the error of `check_not_replaced`, on a server that was a leader and
+            has not followed since.
         """
         async with self._promoting:
             service = self._service
@@ -139,6 +143,8 @@ class Following:
                 return False
             if service.replication.is_empty:
                 raise StoreClosedError(service.not_ready)
+            if service.lineage.below is None and not service.lineage.replaced_by:
+                await check_not_replaced(service, self._address)
             await self.stop()
             try:
                 await asyncio.shield(self._promoted())

@@ -8,6 +8,7 @@ import pytest
 
 from embstore.errors import (
     DeadlineError,
+    InvalidArgumentError,
     OutcomeUnknownError,
     PermissionDeniedError,
     StoreClosedError,
@@ -123,6 +124,26 @@ def test_one_that_was_replaced_is_a_standby_before_it_has_taken_a_write(replaced
     with connected(replaced.standby) as copy:
         assert await_role(copy, connected=True)["role"] == "standby"
     replaced.end()
+
+
+def test_one_that_has_not_followed_its_successor_is_not_promoted(both):
+    """Its successor was promoted, and is down: both would lead afterwards, in one epoch."""
+    killed = both.fail_over()
+    both.update()
+    both.leader.kill()
+    killed.start()
+    with (
+        connected(killed) as store,
+        pytest.raises(InvalidArgumentError, match="not promoted while this server"),
+    ):
+        store.promote()
+    both.leader.start()
+    await_same(both.leader, killed)
+    with connected(killed) as copy:
+        copy.promote()
+    both.leader, both.standby = killed, both.leader
+    both.update()
+    both.end()
 
 
 def test_the_leader_remains_it_with_the_flags_of_a_standby(both):
