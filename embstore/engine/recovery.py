@@ -97,6 +97,9 @@ def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
         _note(engine, logged, None, memory)
     elif logged.place is not None and logged.number == now:
         tables.drop_place(logged.place.session)
+    elif logged.sessions is not None and logged.number == now:
+        for session in tables.places.keys() - set(logged.sessions):
+            tables.drop_place(session)
     return False
 
 

@@ -24,16 +24,17 @@ The log also contains the answers that clients may still need (answers.py).
 **Labels** are in the catalogue. The command log records them for standbys: one label when it is
 made, and all labels that are kept after a label was dropped or protected. The record of all labels
 is written again after each commit, because the commit deletes earlier records of labels, also those
-that follow the same command: a standby that was away finds by the list which labels it lacks. It is
-also written whenever the log is opened, because a crash may have come between the writes of the
-catalogue and of the record.
+that follow the same command: a standby that was away finds by the list which labels it lacks. This
+record also lists the sessions that have a resume position, for the same reason: the others are
+forgotten. It is also written whenever the log is opened, because a crash may have come between the
+writes of the catalogue and of the record.
 
 A look-ahead step is logged by its effect: an update of the tables' keys, and the session's new
 resume position.
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -200,13 +201,17 @@ class CommandLog:
 
     # Commits
 
-    def before_commit(self, number: int, label: dict[str, Any] | None) -> command_records.Place:
+    def before_commit(
+        self, number: int, label: dict[str, Any] | None, sessions: Iterable[str]
+    ) -> command_records.Place:
         """Begin a segment with the answers, which are not part of a commit. Sync the log, and
         return its end.
 
         If the commit is a checkpoint, its answer does not exist yet. Therefore the checkpoint's
         origin is stored with the label; after a crash, the catalogue shows whether the checkpoint
         was made.
+
+        sessions : the sessions that have a resume position
         """
         self.files.segments.end()
         if label is not None and self.origin is not None:
@@ -219,18 +224,20 @@ class CommandLog:
         made = [] if label is None else framed(label)
         if label is not None:
             kept |= {label["label"]: False}  # the commit may drop older labels: that takes less
-        listed = framed({"labels": kept})
+        listed = framed({"labels": kept, "sessions": list(sessions)})
         self.files.reserve(record_bytes(sum(map(len, made))) + sum(map(len, listed)))
         return synced
 
-    def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
-        """Append, for standbys, a record of the label that was made, and one of all labels. Delete
-        committed segments."""
+    def after_commit(
+        self, number: int, label: dict[str, Any] | None, sessions: Iterable[str]
+    ) -> None:
+        """Append, for standbys, a record of the label that was made, and one of all labels and of
+        the sessions that have a resume position. Delete committed segments."""
         if label is not None:
             self.files.append(CHECKPOINT, number, framed(label))
         # without an origin: the call that has the engine is no change of a label's retention
         kept = _protected(self._storage.catalogue.checkpoints)
-        self.files.append(LABELS, number, framed({"labels": kept}))
+        self.files.append(LABELS, number, framed({"labels": kept, "sessions": list(sessions)}))
         commands = self._storage.catalogue.commands
         assert commands is not None
         self.files.segments.forget(commands.segment)

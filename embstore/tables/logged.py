@@ -88,6 +88,8 @@ class Logged(NamedTuple):
     label: Label | None = None
     labels: dict[str, bool] | None = None
     """All labels that are kept, and for each whether it is protected."""
+    sessions: list[str] | None = None
+    """All sessions that have a resume position."""
     epoch: int = 0
     """For answers: the epoch in which the answers were given; 0: not known."""
     life: int = 0
@@ -149,6 +151,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         path,
         label,
         labels=head.get("labels"),
+        sessions=head.get("sessions"),
         epoch=head.get("epoch", 0),
         life=record.life,
     )

@@ -281,7 +281,7 @@ class Tables:
         made = None
         if label is not None:
             made = {"label": label, "metadata": metadata or {}, "keep": self.storage.keep}
-        commands = None if log is None else log.before_commit(number, made)
+        commands = None if log is None else log.before_commit(number, made, self.places)
         entries = [table.entry() for table in self.by_id.values()]
         self.storage.commit(
             entries,
@@ -293,7 +293,7 @@ class Tables:
             metadata=metadata,
         )
         if log is not None:
-            log.after_commit(number, made)
+            log.after_commit(number, made, self.places)
 
     def set_retention(self, label: str, retention: Retention) -> KeptState:
         """Protect, drop or make routine a checkpoint; return it after the change, or before a drop.

@@ -28,7 +28,7 @@ from tests.service.faults.following import (
     server,
     update,
 )
-from tests.service.faults.ledger import Ledger, applied_counts, make_tables
+from tests.service.faults.ledger import DIM, Ledger, applied_counts, make_tables
 from tests.service.faults.proxy import Proxy
 from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.test_restarts import TRAINERS, Trainer, again
@@ -125,6 +125,32 @@ def test_a_standby_gets_all_labels_of_one_command_that_were_made_while_it_was_aw
             ("second", False),
         ]
     pair.kill()
+
+
+def test_a_standby_forgets_the_place_of_a_session_that_was_forgotten_while_it_was_away(pair):
+    """The commit after it begins the log anew, at the command that the standby has."""
+    pair.start()
+    with connected(pair.leader) as store:
+        make_tables(store)
+        run = store.executor.execute
+        run(c.OpenSession("train", ("rows",)))
+        member = run(c.JoinSession("train", 0)).member
+        keys = c.StepTable("rows", np.arange(3))
+        run(c.Announce(member, (c.StepKeys(1, (keys,)),)))
+        run(c.UpdateStep(member, 1, (c.StepGradients("rows", np.ones((3, DIM), np.float32)),)))
+        await_same(pair.leader, pair.standby)
+        pair.standby.kill()
+        run(c.CloseSession(member, forget=True))
+        store.checkpoint("one")
+        pair.standby.start()
+        await_same(pair.leader, pair.standby)
+        pair.leader.kill()
+        pair.standby.kill()  # and it does not come back
+        pair.standby.start()
+    with connected(pair.standby) as copy:
+        copy.promote()
+        assert copy.executor.execute(c.OpenSession("train", ("rows",))).last_step == 0
+    pair.standby.kill()
 
 
 @pytest.mark.parametrize("seed", range(2))
