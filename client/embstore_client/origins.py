@@ -11,7 +11,9 @@ The server refuses a call of another epoch, and the caller gets the error Outcom
 From then on the client uses the new epoch. A restore or a promotion by this client itself raises no
 such error. (A standby that is promoted has all commands that this client has seen.)
 
-A call that reads rows or t also raises this error once, if its reply has a newer epoch. But the
+A call that reads rows or t also raises this error once, if its reply has another epoch, which can
+be a lower number: a store that was restored from a backup, or another standby, can be promoted or
+served. Only a late reply of an epoch that this client has left raises no error. But the
 thread that gets the error may not be the thread that sends gradients computed from the old rows.
 Therefore the next mutating call is refused nevertheless, unless this client itself has restored a
 checkpoint in between.
@@ -47,6 +49,7 @@ class Origins:
         self._instance = ""
         self._epoch = 0  # 0: unknown; the next reply has it
         self._read_epoch = 0  # the epoch of rows and t that were read; 0: unknown
+        self._left: set[int] = set()  # epochs before it, whose last replies may be late
         self._beginning = 0  # the number of running restores and promotions of this client
 
     def connected(self, info: ServerInfo) -> None:
@@ -78,10 +81,9 @@ class Origins:
         rows or t that were read earlier belong to an epoch that has ended."""
         with self._lock:  # raise once: another thread may already use the next reply's epoch
             self._note(context)
-            before, is_newer = self._read_epoch, context.epoch > self._read_epoch
-            if not is_newer or self._beginning:
+            before = self._read_epoch
+            if self._beginning or not self._reads(context.epoch):
                 return
-            self._read_epoch = context.epoch
         raise OutcomeUnknownError(
             f"the store is in epoch {context.epoch}, what this client read before is of epoch "
             f"{before}: the store was restored, or lost commands in a crash. Rows and t may have "
@@ -89,11 +91,19 @@ class Origins:
         )
 
     def placed(self, context: Context) -> None:
-        """Remember the store's state in a reply to opening a session. A newer epoch raises no error
+        """Remember the store's state in a reply to opening a session. Another epoch raises no error
         here, because the session's resume position shows which of its steps were kept."""
         with self._lock:
             self._note(context)
-            self._read_epoch = max(self._read_epoch, context.epoch)
+            self._reads(context.epoch)
+
+    def _reads(self, epoch: int) -> bool:
+        """Take an epoch as that of what is read from now on. Return whether it is another one."""
+        if epoch == self._read_epoch or epoch in self._left:
+            return False
+        self._left.add(self._read_epoch)
+        self._read_epoch = epoch
+        return True
 
     @contextmanager
     def beginning_epoch(self) -> Iterator[None]:
@@ -110,6 +120,7 @@ class Origins:
     def changed_epoch(self, epoch: int = 0) -> None:
         """Use another epoch from now on; 0: the epoch of the next reply."""
         with self._lock:
+            self._left.add(self._read_epoch)
             self._epoch = self._read_epoch = epoch
 
     def promoted(self, epoch: int) -> None:

@@ -21,3 +21,25 @@ def test_who_promotes_is_told_of_lost_commands_alone(epoch, is_told):
     with told:
         origins.read(Context("store", epoch, 7))
     assert origins.begin(deadline=0.0).epoch == (1 if is_told else epoch)
+
+
+@pytest.mark.parametrize("epoch", [3, 7, 9])
+def test_who_reads_is_told_of_another_epoch_once_and_not_by_late_replies(epoch):
+    """A store that was restored from a backup, or a standby of it, can be in a lower epoch."""
+    origins = Origins()
+    origins.read(Context("store", 5, 7))
+    with pytest.raises(OutcomeUnknownError, match=f"in epoch {epoch}, .* of epoch 5"):
+        origins.read(Context("store", epoch, 7))
+    for late in (epoch, 5, epoch):
+        origins.read(Context("store", late, 7))
+    with pytest.raises(OutcomeUnknownError):
+        origins.read(Context("store", 4, 7))
+
+
+def test_a_reply_that_is_late_after_a_refused_call_tells_nothing():
+    origins = Origins()
+    origins.read(Context("store", 5, 7))
+    origins.changed_epoch()
+    origins.read(Context("store", 3, 7))
+    origins.read(Context("store", 5, 7))
+    origins.read(Context("store", 3, 7))

@@ -64,9 +64,9 @@ def raise_first(
         raise OutcomeUnknownError(
             f"this update was applied to some of its rows only: by shards {done or unknown}, and "
             f"not by all others ({why}). Do not send it again, since these shards would apply it "
-            "twice: restore a checkpoint of the cluster, or go on if you can accept that"
+            "twice: restore a checkpoint of the cluster. Until then no checkpoint can be made"
         ) from first
-    if command.can_be_checked:
+    if command.can_be_checked and not isinstance(command, c.Checkpoint):  # which drops its half
         raise OutcomeUnknownError(
             f"{type(command).__name__} was executed by shards {done or unknown}, and not by all "
             f"others ({why}), so that the shards differ. Send it again, with the same arguments, "
