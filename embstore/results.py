@@ -18,9 +18,9 @@ applies updates of hot batches itself."""
 
 
 EPOCH_STEP = 1 << 20
-"""The number that a promotion adds to the epoch. The old leader may meanwhile have begun further
-epochs, one for each crash in which it lost commands, and clients must not mistake an epoch of one
-leader for an epoch of the other."""
+"""A promotion adds a random multiple of this number to the epoch. The old leader may meanwhile have
+begun further epochs, one for each crash in which it lost commands, and another standby may be
+promoted too. Clients must not mistake an epoch of one of them for an epoch of another."""
 
 
 @dataclass(frozen=True)

@@ -123,14 +123,17 @@ class Origins:
             self._left.add(self._read_epoch)
             self._epoch = self._read_epoch = epoch
 
-    def promoted(self, epoch: int) -> None:
-        """Use the epoch of a promotion by this client. If other epochs have begun since the epoch
-        that this client knows, commands were lost: in that case keep the known epoch."""
+    def promoted(self, before: int, epoch: int) -> None:
+        """Use the epoch of a promotion by this client; `before` is the standby's epoch before it.
+        If other epochs have begun since the epoch that this client knows, commands were lost: in
+        that case keep the known epoch."""
         with self._lock:
-            if epoch == self._epoch + EPOCH_STEP:
+            if (epoch - before) % EPOCH_STEP:
+                return
+            if before == self._epoch:
                 self._epoch = epoch
-            if epoch == self._read_epoch + EPOCH_STEP:
-                self._read_epoch = epoch
+            if before == self._read_epoch:
+                self._reads(epoch)
 
     def begin(self, deadline: float) -> Origin:
         """Return the origin of a new call, as soon as the server has room to remember the call's

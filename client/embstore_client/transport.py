@@ -45,7 +45,7 @@ from embstore.results import ServerInfo
 from embstore_client.origins import Origins
 from embstore_client.wire import Wire, WireError
 from embstore_proto.envelope import Origin
-from embstore_proto.verbs import Answer, Outgoing, Verb
+from embstore_proto.verbs import VERBS, Answer, Outgoing, Verb
 
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ _READ = (
     *(c.GetTable, c.ListTables, c.GetDigest, c.GetLeaves),
 )
 """Commands that return rows, t or a digest: results that a new epoch makes void."""
+_INFO = VERBS["GetServerInfo"]
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 """The codes of a lost attempt: there is no connection, or the server closed it when the server
 ended. The client itself cancels no call."""
@@ -140,9 +141,13 @@ class Transport:
         """Send a command that begins another epoch, as `send` does, but accept the new epoch."""
         origins = self._origins
         with origins.beginning_epoch():
-            answer = self.send(verb, request, **how)
-            goes_back = verb.command.effect is Effect.WRITES
-            (origins.changed_epoch if goes_back else origins.promoted)(answer.context.epoch)
+            if verb.command.effect is Effect.WRITES:
+                answer = self.send(verb, request, **how)
+                origins.changed_epoch(answer.context.epoch)
+            else:
+                before = self.send(_INFO, _INFO.outgoing(c.GetServerInfo()), **how).context.epoch
+                answer = self.send(verb, request, **how)
+                origins.promoted(before, answer.context.epoch)
         return answer
 
     def receive(

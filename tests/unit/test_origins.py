@@ -10,13 +10,16 @@ from embstore.results import EPOCH_STEP, Context
 from embstore_client.origins import Origins
 
 
-@pytest.mark.parametrize(("epoch", "is_told"), [(1 + EPOCH_STEP, False), (2 + EPOCH_STEP, True)])
-def test_who_promotes_is_told_of_lost_commands_alone(epoch, is_told):
+@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize(("before", "crashes"), [(1, 0), (1, 1), (2, 0), (1 + EPOCH_STEP, 0)])
+def test_who_promotes_is_told_of_lost_commands_alone(before, crashes, steps):
+    """Of a crash before the promotion, and of another promotion in place of the known one."""
+    epoch, is_told = before + crashes + steps * EPOCH_STEP, (before, crashes) != (1, 0)
     origins = Origins()
     origins.read(Context("store", 1, 7))
     with origins.beginning_epoch():
         origins.read(Context("store", epoch, 7))  # another thread's call
-        origins.promoted(epoch)
+        origins.promoted(before, epoch)
     told: Any = pytest.raises(OutcomeUnknownError) if is_told else nullcontext()
     with told:
         origins.read(Context("store", epoch, 7))

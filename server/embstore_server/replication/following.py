@@ -25,6 +25,7 @@ Event loop only.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
@@ -59,6 +60,9 @@ from embstore_server.setup.parsing import OFF
 from embstore_server.telemetry.logs import event
 
 _BODY_BYTES_MAX = 1 << 32
+_EPOCH_STEPS_MAX = 1 << 16
+"""Two standbys that are promoted from one epoch begin the same epoch with a probability of one in
+this number."""
 
 
 class Following:
@@ -159,7 +163,8 @@ class Following:
         storage = engine.storage
         begun = [promotion.epoch for promotion in service.lineage.promotions[-1:]]
         # This is above an epoch whose record has not arrived yet.
-        epoch = max(storage.catalogue.epoch, *begun, 0) + EPOCH_STEP
+        epoch = max(storage.catalogue.epoch, *begun, 0)
+        epoch += EPOCH_STEP * (1 + secrets.randbelow(_EPOCH_STEPS_MAX))
         lineage = service.lineage.promoted(
             epoch, engine.tables.frame.command_number, self._address, storage.log.next_number
         )

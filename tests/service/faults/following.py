@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.handles.store import Store
+from embstore.results import EPOCH_STEP
 from embstore_client import connect
 from tests.faults.forks import Forks
 from tests.service.faults.ledger import gradients
@@ -43,6 +44,12 @@ def update(store: Store, *numbers: int) -> None:
 def connected(server: ForkedServer) -> Store:
     """Return a client of a server."""
     return connect(server.address, timeout_s=PATIENCE_S)
+
+
+def is_promoted(epoch: int, times: int = 1) -> bool:
+    """Return whether an epoch, of a store that began in epoch 1, has begun by so many promotions
+    alone."""
+    return epoch % EPOCH_STEP == 1 and epoch > times * EPOCH_STEP
 
 
 def replication(store: Store) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Two servers that follow each other fail over to and fro, each always with the same flags."""
 
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from embstore.errors import (
     PermissionDeniedError,
     StoreClosedError,
 )
-from embstore.results import EPOCH_STEP
 from embstore_client import connect
 from tests.faults.forks import Forks
 from tests.service.faults.following import (
@@ -21,12 +20,14 @@ from tests.service.faults.following import (
     await_same,
     connected,
     contents,
+    is_promoted,
     replication,
     server,
     update,
 )
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.processes import ForkedServer
+from tests.service.faults.proxy import Proxy
 from tests.service.faults.served import PATIENCE_S, until
 
 FAILOVERS = 3
@@ -111,7 +112,7 @@ def test_two_that_follow_each_other_fail_over_to_and_fro(forks, quick_path, stan
         both.assert_refused()
         both.update()
     with connected(both.leader) as store:
-        assert store.epoch == 1 + FAILOVERS * EPOCH_STEP
+        assert is_promoted(store.epoch, FAILOVERS)
         assert replication(store)["role"] == "leader"
     both.end()
 
@@ -215,6 +216,36 @@ def test_one_that_gets_no_answer_takes_no_writes(both, answers):
     both.end()
 
 
+def test_whoever_moves_from_one_promoted_standby_to_another_is_told(forks, quick_path):
+    """Both were promoted from one state; what the first one took alone is lost with it."""
+    leader = server(forks, quick_path / "leader")
+    standbys = [server(forks, quick_path / n, follow=leader.address) for n in ("one", "two")]
+    for each in (leader, *standbys):
+        each.start()
+    with connected(leader) as store:
+        make_tables(store)
+    for each in standbys:
+        await_same(leader, each)
+    leader.kill()
+    with ExitStack() as stack:
+        for each in standbys:
+            stack.enter_context(connected(each)).promote()
+        proxy = stack.enter_context(Proxy(standbys[0].address))
+        reader, writer = (
+            stack.enter_context(connect(proxy.address, timeout_s=PATIENCE_S, transport="grpc"))
+            for _ in range(2)
+        )
+        update(writer, 1)
+        assert reader.tables() and reader.epoch == writer.epoch
+        proxy.upstream = standbys[1].address
+        proxy.cut()
+        for told in (reader.tables, lambda: update(writer, 2)):
+            with pytest.raises(OutcomeUnknownError):
+                told()
+    for each in standbys:
+        each.kill()
+
+
 def test_two_empty_servers_that_follow_each_other_wait(forks, quick_path):
     """Neither has a first commit. One that has tables is promoted, and is followed."""
     one = server(forks, quick_path / "one")
@@ -239,7 +270,7 @@ def test_two_empty_servers_that_follow_each_other_wait(forks, quick_path):
         store.promote()
     with connected(one) as store:
         update(store, 2)
-        assert contents(store)["epoch"] == 1 + EPOCH_STEP
+        assert is_promoted(contents(store)["epoch"])
     await_same(one, other)
     other.kill()
     one.kill()
