@@ -82,7 +82,7 @@ class Origins:
         with self._lock:  # raise once: another thread may already use the next reply's epoch
             self._note(context)
             before = self._read_epoch
-            if self._beginning or not self._reads(context.epoch):
+            if context.epoch == before or self._beginning or not self._reads(context.epoch):
                 return
         raise OutcomeUnknownError(
             f"the store is in epoch {context.epoch}, what this client read before is of epoch "

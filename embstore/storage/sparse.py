@@ -122,8 +122,13 @@ class SparseStorage:
         self.files = storage.files
         self.segment_bytes = storage.segment_bytes
         self.read_only = storage.read_only
-        self.begin_change = storage.begin_change
+        self.begin_change, self.end_check = storage.begin_change, storage.end_check
         self.check_usable = storage.check_usable
+
+    @property
+    def is_check(self) -> bool:
+        """Whether the running call only checks its command."""
+        return self._storage.is_check
 
     @property
     def is_changing(self) -> bool:

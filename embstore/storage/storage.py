@@ -125,7 +125,8 @@ class Storage:
     def begin_change(self) -> None:
         """Record that the running call can no longer be refused: if memory runs out from now on,
         the store fails."""
-        self.end_check()
+        if self.is_check:
+            self.end_check()
         self.is_changing = True
 
     def end_check(self) -> None:

@@ -186,7 +186,9 @@ class Frame:
                 else:
                     self._begin_writing(*written, even_paused=even_paused)
                     yield
-                    self.storage.begin_change()
+                    if self.storage.is_check:
+                        self.storage.end_check()  # of a command that changes nothing
+                    self.storage.is_changing = True
                     self.command_number += 1
                     self.lives = lives.numbered(self.lives, self.life, self.command_number)
                     if self.log is not None:

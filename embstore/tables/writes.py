@@ -378,7 +378,9 @@ def _write(
         pool.followers.prepare(len(keys))
     # Rows, leaves and t change together: an interrupt, also by a signal, fails the store.
     storage = tables[0].pool.storage
-    storage.begin_change()
+    if storage.is_check:
+        storage.end_check()
+    storage.is_changing = True
     with storage.irreversible:
         for (pool, keys, change), slots in zip(writes, prepared, strict=True):
             pool.writer.write(keys, slots, change)
