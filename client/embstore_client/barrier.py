@@ -100,7 +100,8 @@ def pause_each(
             if _are_one(found):
                 return found
             apart.append(_difference(found))
-            if _are_alike(found) and apart[-_STABLE:] == _STABLE * apart[-1:] != _STABLE * [""]:
+            is_stable = apart[-1] and apart[-_STABLE:] == _STABLE * apart[-1:]
+            if is_stable and _are_alike(found):
                 raise _apart(apart[-1])
             resume_all(shards, by, timeout_s=timeout_s)
             wait(random.uniform(0, longest_s))

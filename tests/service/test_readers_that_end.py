@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow", reason="needs the extra 'data'")
 
 READING = """
 import signal, sys
-from pathlib import Path
+from pathlib import Path, PosixPath
 from embstore.errors import InvalidArgumentError
 from embstore_client.files.formats import opened
 
@@ -57,7 +57,7 @@ class Watched(io.FileIO):
         return super().readinto(buffer)
 
 
-class WatchedPath(type(Path())):  # type: ignore[misc]
+class WatchedPath(PosixPath):
     """A path that opens such a file."""
 
     threads: set[int]

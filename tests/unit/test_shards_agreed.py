@@ -22,6 +22,7 @@ from embstore.errors import (
     WritesPausedError,
 )
 from embstore.handles.store import Store
+from embstore_client.barrier import pause_each
 from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
 from tests.clusters import Cluster, Watched, table
@@ -155,22 +156,20 @@ def test_a_session_that_some_shards_have_is_ended(cluster):
         cluster.store().sessions.end("left")
 
 
-def test_a_table_that_some_shards_lack_is_named_and_can_be_dropped(cluster, monkeypatch):
-    monkeypatch.setattr("embstore_client.barrier.TRIES", 3)
+def test_a_table_that_some_shards_lack_is_named_and_can_be_dropped(cluster):
     Store(cluster.engines[0]).create_table("half", **table(Sgd(0.1)))
     store = cluster.store()
     with pytest.raises(OutcomeUnknownError, match=r"only shards \[0\] have table 'half'"):
-        store.checkpoint("l3")
+        pause_each(cluster.shards(), "the test", tries=3, wait=[].append)
     store.drop_table("half")
     with pytest.raises(TableNotFoundError):
         store.drop_table("half")
 
 
-def test_rates_that_differ_are_named(cluster, monkeypatch):
-    monkeypatch.setattr("embstore_client.barrier.TRIES", 3)
+def test_rates_that_differ_are_named(cluster):
     Store(cluster.engines[0]).table("a").learning_rate = 0.5
     with pytest.raises(OutcomeUnknownError, match=r"rates \[0.5, 0.1.*set them again"):
-        cluster.store().checkpoint("l3")
+        pause_each(cluster.shards(), "the test", tries=3, wait=[].append)
     cluster.store().table("a").learning_rate = 0.5
     cluster.store().checkpoint("l3")
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import grpc
 
-from embstore.errors import InvalidArgumentError
+from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.storage.lineage import Promotion
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.served import Served
@@ -98,7 +98,7 @@ async def check_not_replaced(served: Served, address: str) -> None:
     try:
         async with asyncio.timeout(ANSWER_S):
             await connect(served, address, ask)
-    except Exception as exc:
+    except (EmbstoreError, grpc.aio.AioRpcError, OSError) as exc:  # a TimeoutError is an OSError
         raise InvalidArgumentError(
             f"expected {address} to answer that it was not promoted while this server, which was a "
             f"leader, was down, found: {reason_of(exc, address)}. Promote this server once it "
