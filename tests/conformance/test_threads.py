@@ -108,6 +108,7 @@ def test_final_content_is_that_of_a_serial_replay(open_twin, options):
         assert acknowledged.t == t
 
 
+@pytest.mark.needs("one_store")
 def test_a_lookup_sees_every_command_whole(backend):
     """Two tables, updated together: a lookup of both finds one value everywhere."""
     store = backend.open_store(cache_bytes=64 << 10)

@@ -17,6 +17,7 @@ from embstore.errors import (
     InvalidArgumentError,
     OutcomeUnknownError,
     SessionExpiredError,
+    StoreClosedError,
     TableHeldError,
     TableNotFoundError,
     WritesPausedError,
@@ -210,3 +211,36 @@ def test_an_update_is_not_checked_only(cluster):
     with pytest.raises(InvalidArgumentError, match="cannot be checked only"):
         shard.execute(update, map_version=-cluster.map.version)
     assert states(cluster) == before
+
+
+class ClosesAfter:
+    """A shard, and what is done before it closes."""
+
+    def __init__(self, shard: Any, before: Callable[[], object]) -> None:
+        self._shard, self._before = shard, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def close(self) -> None:
+        """Close the shard, as an engine does."""
+        self._before()
+        self._shard.close()
+
+
+def test_a_router_that_closes_sends_no_shard_an_update(cluster):
+    """The call falls between the end of the router's threads and the close of the first shard."""
+
+    def update() -> None:
+        with pytest.raises(StoreClosedError):
+            store.table("a").update(KEYS, ROWS)
+        with pytest.raises(StoreClosedError):
+            store.table("a").assign(KEYS, ROWS)
+        after.extend(states(cluster))
+
+    after: list[Any] = []
+    shards: list[Any] = list(cluster.shards())
+    store = Store(Router([ClosesAfter(shards[0], update), *shards[1:]], cluster.map))
+    before = states(cluster)
+    store.close()
+    assert after == before

@@ -231,11 +231,8 @@ class Router:
     def _asked(self, call: "Call") -> "list[Future[ServerInfo]]":
         """Ask every shard for its facts, and return the futures of the answers."""
         ask = c.GetServerInfo()
-        shards = range(len(self.shards))
-        futures = self.shared.begin({n: partial(self._at, n, ask, call) for n in shards})
-        if futures is None:
-            raise StoreClosedError("the connection is closed; connect again")
-        return list(futures.values())
+        works = {n: partial(self._at, n, ask, call) for n in range(len(self.shards))}
+        return list(self.shared.begin(works).values())
 
     def check_newest(self, shards: Iterable[int]) -> None:
         """Raise MovedError if one of these shards has a newer map than this router."""
@@ -280,8 +277,6 @@ class Router:
             for place, (shard, command) in enumerate(commands.items())
         }
         futures = self.shared.begin(works)
-        if futures is None:  # closed: `first` raises the executor's error
-            return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         try:
             left = self._wait(futures)
         except BaseException:  # an interrupt: the next command must not overtake this one
@@ -372,12 +367,14 @@ class Shared:
         self._submitting = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
 
-    def begin(self, works: Mapping[int, Callable[[], Any]]) -> "dict[int, Future[Any]] | None":
-        """Run one function per shard, on threads, and return the futures. Return None if this
-        object is closed."""
+    def begin(self, works: Mapping[int, Callable[[], Any]]) -> "dict[int, Future[Any]]":
+        """Run one function per shard, on threads, and return the futures.
+
+        Raises StoreClosedError if this object is closed; in that case no function runs.
+        """
         with self._submitting:
             if self._is_closed:
-                return None
+                raise StoreClosedError("the connection is closed; connect again")
             return {shard: self._threads.submit(work) for shard, work in works.items()}
 
     def close(self) -> None:
