@@ -73,6 +73,7 @@ class ServerInfo:
     policy: str
     cache_bytes: int
     read_only: bool
+    """Whether the store takes no writes: it was opened so, or it is a standby or was replaced."""
     limits: Limits
     server: ServerLimits | None = None
     """The server's limits; None: the store is embedded."""

@@ -49,6 +49,7 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
     stores: dict[int, Store] = {own: store}
     others = {n: a for n, a in enumerate(shard_map.shards) if n != own}
     try:
+        _check_leads(info, shard_map)
         with ThreadPoolExecutor(min(len(others), _THREADS_MAX) or 1) as threads:
             calls = {n: threads.submit(connect_to, address) for n, address in others.items()}
         stores |= {n: call.result() for n, call in calls.items() if call.exception() is None}
@@ -106,4 +107,18 @@ def _check_is(info: ServerInfo, number: int, shard_map: ShardMap, asked: int) ->
             f"version {shard_map.version}{'; they differ' * (found.version == shard_map.version)}: "
             "if the map is just being replaced, connect again; else give all shards the newest, by "
             "embstore set-shard-map"
+        )
+    _check_leads(info, shard_map)
+
+
+def _check_leads(info: ServerInfo, shard_map: ShardMap) -> None:
+    """Refuse a standby of a shard: its rows may be older than the rows of the other shards, and it
+    would refuse its part of an update that the other shards apply."""
+    if info.read_only:
+        assert info.shard is not None
+        raise InvalidArgumentError(
+            f"expected shard {info.shard} of cluster {shard_map.cluster!r}, found a standby of it, "
+            "or a leader that was replaced: connect to the shard's leader; the map has "
+            f"{shard_map.shards[info.shard]}. If another server was promoted, give all shards a "
+            "map with its address, by embstore set-shard-map"
         )

@@ -7,12 +7,7 @@ from embstore.config import TableConfig
 from embstore.results import Acknowledged, Deleted
 
 
-class CreateTable(
-    Command[results.TableDescription],
-    effect=Effect.WRITES,
-    traits=Trait.AUDITED,
-    join=joins.same("table_id"),
-):
+class CreateTable(Command[results.TableDescription], effect=Effect.WRITES, traits=Trait.AUDITED):
     """Create a table, or find the table of that name, which must have the same configuration."""
 
     config: TableConfig

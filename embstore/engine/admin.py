@@ -41,7 +41,7 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
         device_info=dict(engine.device_facts),
         policy=tables.policy,
         cache_bytes=tables.arena.budget_bytes,
-        read_only=engine.storage.read_only,
+        read_only=engine.storage.read_only or engine.replication.role != "leader",
         limits=tables.limits,
         shard=None if place is None else place.shard,
         shard_map=None if place is None else place.shard_map,

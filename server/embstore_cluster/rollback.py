@@ -36,10 +36,9 @@ from embstore.cluster_checkpoints import identity_of, marked
 from embstore.errors import CheckpointNotFoundError
 from embstore.storage import catalogue as catalogues
 from embstore.storage import shard as shards
-from embstore.storage.catalogue import Catalogue
-from embstore.storage.contents import LOCK
 from embstore.storage.files import Files
 from embstore_cluster.plan import Plan
+from embstore_server.host.shards import committed
 
 LOST = 79
 """The exit status of a server whose directory has lost commands."""
@@ -72,7 +71,7 @@ def prepare(given: Sequence[str]) -> int:
     own = Files(str(directory.parent))
     noted = f"{directory.name}.back.json"
     number = json.loads(own.read_all(noted))["number"] if own.exists(noted) else 0
-    kept = _kept(directory)
+    kept = committed(directory)
     if number < int(wanted):
         with embstore.open(directory, device="cpu", durability=durability) as store:
             store.restore(label, force=True)
@@ -83,19 +82,6 @@ def prepare(given: Sequence[str]) -> int:
         with embstore.open(directory, device="cpu", durability=durability) as store:
             store.checkpoint(FIRST_LABEL, marked({}, life))
     return 0
-
-
-def _kept(directory: Path) -> Catalogue | None:
-    """Return the committed catalogue, or None if the directory is new. Raises StoreInUseError if
-    another server uses the directory."""
-    files = Files(str(directory))
-    if not files.exists(catalogues.PATH):
-        return None
-    lock = files.lock(LOCK, shared=False)
-    try:
-        return catalogues.decode(files.read_all(catalogues.PATH))
-    finally:
-        lock.close()
 
 
 def labels(directory: Path) -> dict[str, str]:

@@ -44,13 +44,18 @@ def get_digest(router: Router, command: c.GetDigest, call: Call) -> Digest:
             return _digest(router, described, call)
         except _ChangedError:
             described = router.first(c.GetTable(command.table, command.table_id))
-    raise _written_to(command.table, "its digest is computed")
+    raise _written_to(router, command.table, "its digest is computed")
 
 
-def _written_to(table: str, what: str) -> OutcomeUnknownError:
+def _written_to(router: Router, table: str, what: str) -> OutcomeUnknownError:
+    t = [one.t for one in router.all(c.GetTable(table))]
+    apart = (
+        f". Its t is {t}, by shard. If nothing trains it, an update has reached some shards only: "
+        "drop the table, or restore a checkpoint of the cluster"
+    )
     return OutcomeUnknownError(
         f"table {table!r}: expected no writes to it while {what} over shards: call again when "
-        "nothing trains it"
+        f"nothing trains it{apart if len({*t}) > 1 else ''}"
     )
 
 
@@ -107,7 +112,7 @@ def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
             records, low = _merged(router, described.config, pages)
             if len(records) or low < 0:
                 return Leaves(whole, records.tobytes())
-    raise _written_to(command.table, "its leaves are fetched")
+    raise _written_to(router, command.table, "its leaves are fetched")
 
 
 # Scans
@@ -119,7 +124,7 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
         found = router.all(command, call)
     if len({facts.table.t for facts in found}) > 1:
         router.all(c.CloseScan(command.scan, command.table), call)
-        raise _written_to(command.table, "a scan is opened")
+        raise _written_to(router, command.table, "a scan is opened")
     router.shared.scans[command.scan] = found[0].table.config.is_sparse
     rows, deleted = sum(facts.rows for facts in found), sum(facts.deleted for facts in found)
     return replace(found[0], rows=rows, deleted=deleted)

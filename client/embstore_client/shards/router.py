@@ -143,10 +143,10 @@ class Router:
             elif member:
                 self.places.check_map(member, self.shard_map.version)
             if command.join is not None:
-                return self._joined(command, command.join, call)
+                return self.joined(command, command.join, call)
             return cast(R, HANDLERS[type(command)](self, command, call))
 
-    def _joined(self, command: Command[R], join: Join, call: "Call") -> R:
+    def joined(self, command: Command[R], join: Join, call: "Call") -> R:
         """Have every shard execute a command, and join their answers."""
         is_write = command.effect is Effect.WRITES
         if is_write:  # the name may belong to another table afterwards

@@ -113,6 +113,12 @@ def announce(router: Router, command: c.Announce, call: Call) -> Announced:
         except (InvalidArgumentError, TableNotFoundError):
             router.first(command, call)  # the shard raises the error
             raise
+    place = router.places.of(command.member)
+    for number, (_, places) in split.items():
+        if number in place.steps and not _are_split_as(places, place.steps[number][1]):
+            raise InvalidArgumentError(
+                f"session {place.name!r}: step {number} was announced with other keys"
+            )
     commands = {
         shard: c.Announce(
             command.member,
@@ -139,6 +145,14 @@ def _split(router: Router, table: c.StepTable) -> Split:
     if len(unique(table.keys)[0]) < len(table.keys):
         raise refusal(table.table, "each key once", "a repeated one")
     return split
+
+
+def _are_split_as(places: Splits, before: Splits) -> bool:
+    """Return whether a step that is announced again has the order of keys that it had before. Each
+    shard compares its own keys, but cannot notice another order of keys of several shards."""
+    return places.keys() == before.keys() and all(
+        split.is_split_as(before[name]) for name, split in places.items()
+    )
 
 
 def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:

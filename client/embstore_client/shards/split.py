@@ -43,6 +43,11 @@ class Split:
         """Return, in ascending order, the positions of the keys that a shard owns."""
         return self._order[self._starts[shard] : self._starts[shard + 1]]
 
+    def is_split_as(self, other: "Split") -> bool:
+        """Return whether each key is owned by the same shard as the key at its position in another
+        split."""
+        return np.array_equal(self._shard_of, other._shard_of)
+
     def within(self, positions: Positions, shard: int) -> tuple[Positions, NDArray[np.uint32]]:
         """Return which of some ascending positions a shard owns, and the indices of these positions
         among all positions that the shard owns."""

@@ -7,7 +7,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
-from embstore.errors import InvalidArgumentError
+from embstore.commands.joins import same
+from embstore.errors import (
+    CorruptTableError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
 from embstore.results import BackupFacts, Barrier, ServerInfo, TableDescription
 from embstore_client.barrier import pause_all
 from embstore_client.shards import stats
@@ -49,6 +55,41 @@ def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:
 
 
 # Tables
+
+
+def create_table(router: Router, command: c.CreateTable, call: Call) -> TableDescription:
+    """Create a table on every shard, or find it.
+
+    Raises
+    ------
+    CorruptTableError : a shard lacks a table of which other shards have updates. If the table were
+        created there, its rows of that shard would silently be initial values again.
+    """
+    name = command.config.name
+    without = [shard for shard in range(len(router.shards)) if not _has(router, shard, name, call)]
+    if 0 < len(without) < len(router.shards):  # an earlier call has failed, or a shard has
+        described = [{one.config.name: one.t for one in own} for own in router.all(_LIST, call)]
+        for shard in without:
+            for lost, t in chain.from_iterable(own.items() for own in described):
+                if t and lost not in described[shard]:
+                    raise CorruptTableError(
+                        f"shard {shard} of cluster {router.shard_map.cluster!r} does not have "
+                        f"table {lost!r}, of which another shard has {t} updates, so it was served "
+                        "from a new directory: serve the directory that it had before, restore a "
+                        "backup of the cluster, or drop the table"
+                    )
+    return router.joined(command, same("table_id"), call)
+
+
+def _has(router: Router, shard: int, table: str, call: Call) -> bool:
+    """Return whether a shard has a table; also True if the caller may not read it."""
+    try:
+        router.each({shard: c.GetTable(table)}, replace(call, progress=None))
+    except TableNotFoundError:
+        return False
+    except PermissionDeniedError:
+        pass
+    return True
 
 
 def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[TableDescription, ...]:
@@ -94,7 +135,10 @@ def pause_writes(router: Router, command: c.PauseWrites, call: Call) -> Barrier:
     return pause_all(router.shards, command.by, timeout_s=call.timeout_s)
 
 
+_LIST = c.ListTables()
+
 HANDLERS = {
+    c.CreateTable: create_table,
     c.GetServerInfo: get_server_info,
     c.GetStats: get_stats,
     c.ResizeCache: resize_cache,

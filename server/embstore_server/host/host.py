@@ -11,7 +11,7 @@ from time import monotonic
 from embstore.engine.engine import Engine
 from embstore.engine.opening import saying_how_to_mend
 from embstore.storage.lineage import read as read_lineage
-from embstore_server.host.shards import apply_shard_map
+from embstore_server.host.shards import apply_shard_map, check_has_all
 from embstore_server.path.service import Service
 from embstore_server.replication.following import Following
 from embstore_server.replication.standbys import Standbys
@@ -40,6 +40,8 @@ class Host:
 
         From then on, calls are served. A server that leads accepts writes when this method returns.
         """
+        with saying_how_to_mend(self.service.settings.data):
+            check_has_all(self.service.settings)
         self._use(await self.service.worker.start())
         self.following.start()
         await self.following.may_lead.wait()

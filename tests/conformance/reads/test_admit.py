@@ -43,7 +43,8 @@ def test_leaves_no_trace_in_the_figures(twin):
 
 def figures_of_training(backend, name, policy, evaluate):
     """Train on a trace that does not fit, evaluating between the steps or not."""
-    store, rng = backend.open_store(name, cache_bytes=64 << 10, policy=policy), generator(16)
+    cache_bytes = (64 << 10) // backend.shards
+    store, rng = backend.open_store(name, cache_bytes=cache_bytes, policy=policy), generator(16)
     table = store.create_table("a", **config(dim=64, rows=1000))
     for step in range(40):
         keys = rng.zipf(1.3, 60) % 1000

@@ -95,11 +95,11 @@ def test_any_depth_gives_the_bits_of_plain_calls(twin, lookahead, depth, planner
     twin.check()
 
 
-def test_steps_in_parts_give_the_bits_of_plain_calls(open_twin):
+def test_steps_in_parts_give_the_bits_of_plain_calls(backend, open_twin):
     twin = open_twin(**TABLES, cache_bytes=36_000)
     rng, in_parts = generator(843), 0
     with twin.store.session(["a", "b"], waits="none") as run:
-        for step in run.steps(batches(rng, 15, draws=900), itself):
+        for step in run.steps(batches(rng, 15, draws=900 * backend.shards), itself):
             wanted = twin.reference.lookup(step.batch)
             assert_same(step.lookup()["b"], wanted["b"])
             trained(twin, step, rng)
@@ -308,13 +308,8 @@ def test_a_rate_is_given_to_updates_not_to_the_table(twin):
 
 def test_rows_of_a_step_come_in_as_many_calls_as_the_limit_asks_for(backend):
     """A step whose weights fit a call, and whose state does not."""
-    most, draws = 1 << 16, 500
-    given = config(dim=16, rows=5_000, optimizer=Adam(0.01))
-    store, plain = (
-        backend.open_store(name, limits=Limits(call_bytes_max=most)) for name in ("run", "plain")
-    )
-    for opened in (store, plain):
-        opened.create_table("a", **given)
+    draws = 500
+    store, plain = with_small_calls(backend, "run"), with_small_calls(backend, "plain")
     rng = generator(853)
     with store.session(["a"], waits="none", name="run") as run:
         for step in run.steps([{"a": rng.permutation(5_000)[:draws]} for _ in range(8)], itself):
@@ -324,12 +319,25 @@ def test_rows_of_a_step_come_in_as_many_calls_as_the_limit_asks_for(backend):
             plain.table("a").update(keys, rows)
     assert store.table("a").digest() == plain.table("a").digest()
 
+
+CALL_BYTES = 1 << 16
+
+
+def with_small_calls(backend, name):
+    store = backend.open_store(name, limits=Limits(call_bytes_max=CALL_BYTES))
+    store.create_table("a", **config(dim=16, rows=5_000, optimizer=Adam(0.01)))
+    return store
+
+
+@pytest.mark.needs("one_store")  # of several shards, each has a limit of its own
+def test_rows_of_a_step_above_the_limit_are_refused(backend):
+    store, draws = with_small_calls(backend, "raw"), 500
     store.sessions.open("raw", ["a"], waits="none")
     member = store.sessions.join("raw", 0).member
     store.sessions.announce(member, {1: {"a": np.arange(draws)}})
     row_bytes = 4 * 3 * 16
     with refused(store, InvalidArgumentError, "limits.call_bytes_max", str(draws * row_bytes)):
         store.sessions.read_step(member, 1, {"a": np.arange(draws)})
-    fits = np.arange(most // row_bytes)
+    fits = np.arange(CALL_BYTES // row_bytes)
     (part,) = store.sessions.read_step(member, 1, {"a": fits}).tables
-    assert_same(part.rows, plain.table("a").lookup(fits))
+    assert_same(part.rows, store.table("a").lookup(fits))

@@ -1,0 +1,154 @@
+"""Shards that have lost commands or their directory, and standbys of shards: no client mixes their
+rows with the rows of the other shards."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Sgd
+from embstore.errors import (
+    CorruptTableError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    TableNotFoundError,
+)
+from embstore.handles.store import Store
+from embstore.sharding import ShardMap
+from embstore_client import connect
+from tests.clusters import table
+from tests.copies import copy_of_open
+from tests.serving import Server, free_addresses
+
+PATIENCE_S = 300.0
+KEYS = np.arange(0, 20_000, 7)
+ROWS = np.ones((len(KEYS), 4), np.float32)
+
+
+class Served:
+    """Two shards that are started without a coordinator."""
+
+    def __init__(self, tmp_path, durability):
+        self.map = ShardMap.even("ads", free_addresses(2))
+        self.file = tmp_path / "map.json"
+        self.file.write_text(self.map.to_json())
+        self.folder, self.durability = tmp_path, durability
+        self.servers = {}
+
+    def data(self, shard):
+        return self.folder / f"shard-{shard}"
+
+    def opened(self, data) -> Store:
+        return embstore.open(data, device="cpu", cache_bytes=1 << 20, durability=self.durability)
+
+    def serve(self, shard):
+        settings = {"shard_map": self.file, "shard": shard, "durability": self.durability}
+        settings["socket"] = "off"  # which cannot be copied
+        data, address = self.data(shard), self.map.shards[shard]
+        self.servers[shard] = Server(lambda: self.opened(data), data, listen=address, **settings)
+
+    def stop(self, shard):
+        self.servers.pop(shard).stop()
+
+    def kill(self, shard):
+        """Stop a shard, and leave in its directory what a kill would have left."""
+        copy_of_open(self.data(shard), self.folder / "killed")
+        self.stop(shard)
+        shutil.rmtree(self.data(shard))
+        (self.folder / "killed").rename(self.data(shard))
+
+    def client(self):
+        return connect(self.map.shards[0], timeout_s=PATIENCE_S, transport="grpc")
+
+
+@pytest.fixture
+def served(request, tmp_path):
+    made = Served(tmp_path, getattr(request, "param", "commands"))
+    for shard in range(2):
+        made.serve(shard)
+    with made.client() as store:
+        own = store.create_table("a", **table(Sgd(0.1)))
+        store.create_table("b", **table(Sgd(0.1)))
+        own.update(KEYS, ROWS)
+        store.checkpoint("l1")
+        own.update(KEYS, ROWS)
+    yield made
+    for shard in list(made.servers):
+        made.stop(shard)
+
+
+@pytest.mark.parametrize("served", ["checkpoint", "commands"], indirect=True)
+def test_a_shard_that_has_lost_commands_is_not_served(served):
+    with served.client() as store:
+        before = store.table("a").digest()
+        now = store.checkpoints()[0]
+    served.kill(1)
+    if served.durability == "commands":
+        served.serve(1)
+        with served.client() as store:
+            assert store.table("a").digest() == before
+        return
+    for _ in range(2):  # the first attempt leaves the directory as it was
+        with pytest.raises(InvalidArgumentError, match=r"shard 1 of cluster 'ads'.*commit lost"):
+            served.serve(1)
+    served.stop(0)
+    for shard in range(2):  # as the message says
+        with embstore.open(served.data(shard), device="cpu") as store:
+            store.restore("l1", force=True)
+        served.serve(shard)
+    with served.client() as store:
+        assert (store.table("a").t, now.label) == (1, "l1")
+        once = store.table("a").digest()
+        store.table("a").update(KEYS, ROWS)
+        assert store.table("a").digest() == before
+        assert once != before
+
+
+def test_a_shard_in_a_new_directory_gets_no_table_that_others_have_updated(served):
+    served.stop(1)
+    served.data(1).rename(served.folder / "away")
+    served.serve(1)
+    with served.client() as store:
+        for name in "ab":  # b was not updated, and yet nothing is created on that shard
+            with pytest.raises(CorruptTableError, match=r"shard 1 .* 'a', of which .* has 2 upd"):
+                store.create_table(name, **table(Sgd(0.1)))
+        with pytest.raises(TableNotFoundError):
+            store.table("a").lookup(KEYS)
+    served.stop(1)
+    shutil.rmtree(served.data(1))
+    (served.folder / "away").rename(served.data(1))
+    served.serve(1)
+    with served.client() as store:
+        assert store.create_table("a", **table(Sgd(0.1))).t == 2
+
+
+def test_a_digest_of_a_torn_table_names_t(served):
+    with served.client() as store:
+        Store(store.executor.shards[1]).table("a").update(KEYS[:0], ROWS[:0])
+        with pytest.raises(OutcomeUnknownError, match=r"t is \[2, 3\], by shard"):
+            store.table("a").digest()
+
+
+def test_a_client_takes_no_standby_for_its_shard(tmp_path):
+    served = Served(tmp_path, "commands")
+    served.serve(0)
+    served.serve(1)
+    data = tmp_path / "standby"
+    settings = {"shard_map": served.file, "shard": 1, "durability": "commands"}
+    standby = Server(
+        lambda: served.opened(data),
+        data,
+        listen="127.0.0.1:0",
+        follow=served.map.shards[1],
+        **settings,
+    )
+    try:
+        with served.client() as store:
+            store.create_table("a", **table(Sgd(0.1))).update(KEYS, ROWS)
+        with pytest.raises(InvalidArgumentError, match="found a standby"):
+            connect(standby.address, timeout_s=PATIENCE_S, transport="grpc")
+    finally:
+        standby.stop()
+        served.stop(0)
+        served.stop(1)
