@@ -16,6 +16,7 @@ from embstore.storage import shard as places
 from embstore.storage.files import Files
 from embstore_client import connect
 from tests.clusters import Cluster, table
+from tests.service.shell import Shell
 from tests.service.test_shards import PATIENCE_S, Shards, next_map
 
 KEYS = np.arange(0, 4000, 3)
@@ -50,7 +51,7 @@ def serve_all(shards: Shards) -> None:
 
 
 @pytest.fixture
-def backup(shards: Shards, tmp_path: Path) -> tuple[Path, str]:
+def backup(shards: Shards, tmp_path: Path, shell: Shell) -> tuple[Path, str]:
     """Return where a cluster's backups are, "one" and "two", and the digest of "one"."""
     to = tmp_path / "backups"
     for shard in range(2):
@@ -59,7 +60,9 @@ def backup(shards: Shards, tmp_path: Path) -> tuple[Path, str]:
         digest = train(store, 1.0)
         for label in ("one", "two"):
             store.checkpoint(label)
-            store.backup(str(to), label)
+            words = "backup", to, "--address", shards.map.shards[1]  # of any shard
+            assert shell(*words, "--label", label).status == 0
+            assert "expected a label" in shell(*words).err
             train(store, 2.0)
     shards.running.close()
     return to, digest

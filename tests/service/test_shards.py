@@ -225,6 +225,10 @@ def test_operators_reach_the_one_server(shards, shell):
     for shard, server in enumerate(servers):
         stats = shell("stats", "--address", server.address, "--json").document
         assert stats["shard"]["number"] == shard
+    for words in (("Checkpoint", '{"label": "one"}'), ("DropTable", '{"table": "t"}')):
+        refused = shell("call", *words, "--address", servers[1].address)
+        assert "to be given to all of its shards" in refused.err
+    assert shell("call", "GetStats", "--address", servers[1].address).status == 0
     servers[1].stop()  # also when others are missing
     assert shell("stats", "--address", servers[0].address).status == 0
     assert "shard 1 of cluster 'ads'" in shell("table", "list", "--address", servers[0].address).err

@@ -17,7 +17,9 @@ from embstore_server.cli.output import Shown
 from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
+    from embstore.handles.store import Store
     from embstore.results import KeptCheckpoint
+    from embstore.storage.shard import ShardPlace
 
 
 @on_server(LONG_TIMEOUT_S)
@@ -119,7 +121,7 @@ def restore(
     return document, f"restored {label!r} by command {command:,}"
 
 
-@on_server(LONG_TIMEOUT_S, of_one=True)
+@on_server(LONG_TIMEOUT_S)
 def backup(
     connect: Connect,
     destination: Annotated[
@@ -183,13 +185,27 @@ def call(
     verb: Annotated[str, typer.Argument(metavar="VERB", help="As in the .proto file: GetStats.")],
     request: Annotated[str, typer.Argument(metavar="[JSON]", help="Its request.")] = "{}",
 ) -> Shown:
-    """Call a verb without arrays with a request in JSON, and show the reply."""
+    """Call a verb without arrays with a request in JSON, and show the reply.
+
+    A shard of a cluster is not given a verb that all shards must execute.
+    """
     from embstore_proto.verbs import JSON_VERBS, VERBS, Outgoing
+    from embstore_server.path.alone import check_alone
 
     if verb not in VERBS:
         raise InvalidArgumentError(f"expected a verb: {', '.join(JSON_VERBS)}; found {verb!r}")
     outgoing = Outgoing(VERBS[verb].request_of_json(request), None)
     with connect() as store:
+        check_alone(VERBS[verb].command, partial(_place_of, store))
         answer = cast(Any, store.executor).transport.send(VERBS[verb], outgoing)
     text = VERBS[verb].reply_json(answer.value, answer.context)
     return json.loads(text), text
+
+
+def _place_of(store: "Store") -> "ShardPlace | None":
+    from embstore.storage.shard import ShardPlace
+
+    info = store.server_info()
+    if info.shard is None or info.shard_map is None:
+        return None
+    return ShardPlace(info.shard, info.shard_map)

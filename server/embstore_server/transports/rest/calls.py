@@ -24,10 +24,10 @@ from embstore.commands import Command, GetStats, Progress
 from embstore.engine.engine import Engine
 from embstore.errors import InvalidArgumentError, StoreClosedError, TableNotFoundError
 from embstore_proto.envelope import Origin
+from embstore_server.path.alone import check_alone
 from embstore_server.path.answers import Answered, answering
 from embstore_server.path.caller import Caller, observe
 from embstore_server.path.service import Service
-from embstore_server.transports.rest.alone import check_alone
 from embstore_server.transports.rest.connections import CERTIFICATE_NAMES
 from embstore_server.transports.rest.errors import refusal_of, request_id
 
@@ -94,7 +94,7 @@ class Call:
         route does. Any thread.
         """
         command = self.service.permitted(self.caller, command)
-        check_alone(command, lambda: self.service.engine.shard)
+        check_alone(type(command), lambda: self.service.engine.shard)
         return command
 
     async def stats(self, table: str = "") -> Answered:
