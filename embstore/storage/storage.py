@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import KEY_BITS, TABLE_IDS_MAX, Keys
 from embstore.config import Limits
 from embstore.errors import (
     CheckpointExistsError,
@@ -32,7 +32,7 @@ from embstore.host.workers import Workers
 from embstore.results import Place, State, TableEntry
 from embstore.row_keys import RowKeys
 from embstore.stats import document
-from embstore.storage import command_records
+from embstore.storage import command_records, shard
 from embstore.storage.appender import Appender
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
@@ -51,6 +51,8 @@ from embstore.storage.stats import StorageStats
 from embstore.storage.stored_rows import StoredRows
 
 _RANGES_PER_THREAD = 2
+_IDS_RESERVED = 256
+"""The number of tables that can be created between two writes of the catalogue."""
 
 
 class Storage:
@@ -139,7 +141,8 @@ class Storage:
         """Record that commands follow the last commit, so that a new epoch begins if these commands
         are lost."""
         if not self.catalogue.tail:
-            self._contents.replace_catalogue(replace(self.catalogue, tail=True))
+            tail = replace(self.catalogue, tail=True, next_table_id=self._reserved_table_id())
+            self._contents.replace_catalogue(tail)
 
     def end_tail(self) -> None:
         """Record that all commands after the last commit are durable in the command log."""
@@ -165,6 +168,20 @@ class Storage:
             self._contents.close()
 
     # Tables
+
+    def reserve_table_id(self) -> None:
+        """Make the catalogue's next table id larger than the id of the table that is created now,
+        if the creation can be lost. Otherwise the id would be used again after a crash, and an old
+        handle would stand for another table."""
+        if self.catalogue.tail and self.next_table_id >= self.catalogue.next_table_id:
+            following = self._reserved_table_id()
+            self._contents.replace_catalogue(replace(self.catalogue, next_table_id=following))
+
+    def _reserved_table_id(self) -> int:
+        """Return an id that is not reached soon. For a shard, return the next id: ids are equal on
+        all shards, of which only some may lose commands."""
+        is_shard = self.files.exists(shard.PATH)
+        return min(self.next_table_id + _IDS_RESERVED * (not is_shard), TABLE_IDS_MAX)
 
     def create_table(self, table: TableEntry) -> None:
         """Prepare for a new table. The table has no rows yet, so nothing is written."""

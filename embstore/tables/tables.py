@@ -116,8 +116,10 @@ class Tables:
             written=self.frame.command_number + 1,
         )
         pool = self._pool(config, entry.table_id)
-        self.storage.begin_change()
         try:
+            self.storage.end_check()
+            self.storage.reserve_table_id()
+            self.storage.begin_change()
             self.storage.create_table(entry)
         except BaseException:
             self._leave_if_empty(pool)
