@@ -56,8 +56,9 @@ class StoreCheckpoints:
         Parameters
         ----------
         retention : "protected": newer checkpoints do not displace it, and it cannot be dropped;
-            "routine", as for a new checkpoint: in each folder, all protected checkpoints and the
-            last `checkpoints_keep` routine ones are kept; "dropped": it is no longer kept
+            "routine", as for a new checkpoint: from the next checkpoint in its folder on, all
+            protected ones and the last `checkpoints_keep` routine ones are kept; "dropped": it is
+            no longer kept
 
         Raises
         ------

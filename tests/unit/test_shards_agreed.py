@@ -12,6 +12,7 @@ from embstore.commands import COMMANDS, Retry, Trait
 from embstore.config import Sgd
 from embstore.errors import (
     CapacityError,
+    CheckpointNotFoundError,
     CheckpointProtectedError,
     DeadlineError,
     InvalidArgumentError,
@@ -97,6 +98,18 @@ def test_a_checkpoint_that_one_shard_protects_is_protected(cluster, shard):
     store.set_retention("l2", "routine")
     store.restore("l1")
     assert [one.label for one in store.checkpoints()] == ["l1"]
+
+
+def test_a_label_that_one_shard_alone_has_and_protects_can_be_made_routine(cluster):
+    for shard in range(3):
+        Store(cluster.engines[shard]).set_retention("l2", "dropped" if shard else "protected")
+    store = cluster.store()
+    with pytest.raises(CheckpointProtectedError):
+        store.restore("l1")
+    store.set_retention("l2", "routine")
+    store.restore("l1")
+    with pytest.raises(CheckpointNotFoundError):
+        store.set_retention("l1-other", "routine")
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -76,6 +76,8 @@ def raise_first(
 
 
 def _removes(command: Command[object]) -> bool:
-    """Return whether a command removes something that can be missing already."""
-    is_drop = isinstance(command, c.SetRetention) and command.retention == "dropped"
-    return is_drop or isinstance(command, c.DropTable | c.EndSession)
+    """Return whether a command removes something that can be missing already: a table, a session,
+    a label or its protection."""
+    if isinstance(command, c.SetRetention):
+        return command.retention != "protected"
+    return isinstance(command, c.DropTable | c.EndSession)
