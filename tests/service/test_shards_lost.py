@@ -19,6 +19,7 @@ from embstore.sharding import ShardMap
 from embstore_client import connect
 from tests.clusters import table
 from tests.copies import copy_of_open
+from tests.service.faults.served import until
 from tests.serving import Server, free_addresses
 
 PATIENCE_S = 300.0
@@ -130,25 +131,45 @@ def test_a_digest_of_a_torn_table_names_t(served):
             store.table("a").digest()
 
 
-def test_a_client_takes_no_standby_for_its_shard(tmp_path):
-    served = Served(tmp_path, "commands")
-    served.serve(0)
-    served.serve(1)
-    data = tmp_path / "standby"
-    settings = {"shard_map": served.file, "shard": 1, "durability": "commands"}
-    standby = Server(
-        lambda: served.opened(data),
-        data,
-        listen="127.0.0.1:0",
-        follow=served.map.shards[1],
-        **settings,
-    )
-    try:
-        with served.client() as store:
-            store.create_table("a", **table(Sgd(0.1))).update(KEYS, ROWS)
-        with pytest.raises(InvalidArgumentError, match="found a standby"):
-            connect(standby.address, timeout_s=PATIENCE_S, transport="grpc")
-    finally:
-        standby.stop()
-        served.stop(0)
-        served.stop(1)
+@pytest.fixture
+def standby(served):
+    """Return a function that serves a standby of shard 1, as a shard or as none."""
+    made = []
+
+    def serve(**started):
+        data = served.folder / "standby"
+        if started:
+            started["shard_map"] = served.file
+        settings = {"follow": served.map.shards[1], "durability": "commands", **started}
+        made.append(Server(lambda: served.opened(data), data, listen="127.0.0.1:0", **settings))
+        return made[0]
+
+    yield serve
+    for server in made:
+        server.stop()
+
+
+def test_a_client_takes_no_standby_for_its_shard(standby):
+    with pytest.raises(InvalidArgumentError, match="found a standby"):
+        connect(standby(shard=1).address, timeout_s=PATIENCE_S, transport="grpc")
+
+
+@pytest.mark.parametrize(
+    ("started", "found"), [({"shard": 0}, "shard 0 of cluster 'ads'"), ({}, "no shard")]
+)
+def test_a_shard_has_no_standby_that_is_another_shard_or_none(standby, started, found):
+    role = standby(**started).service.replication
+    reason = until(lambda: role.reason)
+    assert f"expected a standby of shard 1 of cluster 'ads', found {found}: start it with" in reason
+    assert role.is_empty
+
+
+def test_a_store_outside_of_a_cluster_has_no_standby_that_is_a_shard(served, tmp_path):
+    data, copy = tmp_path / "own", tmp_path / "copy"
+    leader = Server(lambda: served.opened(data), data, durability="commands")
+    settings = {"shard_map": served.file, "shard": 0, "durability": "commands"}
+    other = Server(lambda: served.opened(copy), copy, follow=leader.address, **settings)
+    reason = until(lambda: other.service.replication.reason)
+    assert "outside of any cluster, found shard 0 of cluster 'ads'" in reason
+    other.stop()
+    leader.stop()

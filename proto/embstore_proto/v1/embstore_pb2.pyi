@@ -1835,20 +1835,24 @@ class FollowRequest(_message.Message):
     def __init__(self, follower: _Optional[_Union[Follower, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ..., durable: _Optional[_Union[LogPlace, _Mapping]] = ...) -> None: ...
 
 class Follower(_message.Message):
-    __slots__ = ("store_id", "promotions", "command", "anew", "fences", "lives")
+    __slots__ = ("store_id", "promotions", "command", "anew", "fences", "lives", "cluster", "shard")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
     FENCES_FIELD_NUMBER: _ClassVar[int]
     LIVES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     store_id: str
     promotions: _containers.RepeatedCompositeFieldContainer[Promotion]
     command: int
     anew: bool
     fences: bool
     lives: _containers.RepeatedCompositeFieldContainer[Life]
-    def __init__(self, store_id: _Optional[str] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ..., command: _Optional[int] = ..., anew: bool = ..., fences: bool = ..., lives: _Optional[_Iterable[_Union[Life, _Mapping]]] = ...) -> None: ...
+    cluster: str
+    shard: int
+    def __init__(self, store_id: _Optional[str] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ..., command: _Optional[int] = ..., anew: bool = ..., fences: bool = ..., lives: _Optional[_Iterable[_Union[Life, _Mapping]]] = ..., cluster: _Optional[str] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("paths",)

@@ -246,13 +246,15 @@ class Following:
 
     def _follower(self) -> Any:
         service = self._service
-        frame = service.engine.tables.frame
+        frame, place = service.engine.tables.frame, service.engine.shard
         return pb.Follower(
             store_id=service.store_id,
             promotions=[pb.Promotion(**vars(p)) for p in service.lineage.promotions],
             command=frame.command_number,
             anew=self._anew or service.replication.is_empty,
             lives=[pb.Life(**one._asdict()) for one in frame.lives],
+            cluster="" if place is None else place.shard_map.cluster,
+            shard=0 if place is None else place.shard,
         )
 
     async def _execute(

@@ -45,6 +45,7 @@ from embstore.storage.command_stream import START, SegmentReader
 from embstore.storage.files import File
 from embstore.storage.lineage import Lineage, Promotion
 from embstore.storage.lives import Life, Lives, last_common
+from embstore.storage.shard import ShardPlace
 from embstore_proto.received import parse
 from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -267,6 +268,7 @@ class Standbys:
             raise InvalidArgumentError(
                 f"expected a leader to follow, found a standby of {role.leader}"
             )
+        _check_same_shard(follower, service.engine.shard)
         if service.engine.log is None:
             raise InvalidArgumentError(
                 "expected a leader with a command log to follow: start it with --durability "
@@ -376,6 +378,25 @@ class Standbys:
         while True:
             place = (await _next(requests, "durable")).durable
             self._service.quorum.acknowledged(feed, Place(place.segment, place.offset))
+
+
+def _check_same_shard(follower: Any, own: ShardPlace | None) -> None:
+    """Refuse a standby that is started as another shard than this server, or as none: as a leader
+    it would have initial rows for the partitions of its own number."""
+    place = ("", 0) if own is None else (own.shard_map.cluster, own.shard)
+    if (follower.cluster, follower.shard) == place:
+        return
+    found = f"shard {follower.shard} of cluster {follower.cluster!r}"
+    if own is None:
+        raise InvalidArgumentError(
+            f"expected a standby of a store outside of any cluster, found {found}: start it "
+            "without --shard-map and --shard, with a new directory"
+        )
+    raise InvalidArgumentError(
+        f"expected a standby of {own.name}, found {found if follower.cluster else 'no shard'}: "
+        f"start it with --shard-map, the file of the cluster's map, and --shard {own.shard}, with "
+        "a new directory"
+    )
 
 
 async def _next(requests: AsyncIterator[bytes], what: str) -> Any:
