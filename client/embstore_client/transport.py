@@ -38,6 +38,7 @@ from embstore.errors import (
     InvalidArgumentError,
     OutcomeUnknownError,
     OverloadedError,
+    PermissionDeniedError,
     SessionExpiredError,
     StoreClosedError,
 )
@@ -268,6 +269,11 @@ class Transport:
             return error if lost.is_final else _PassingError(error)
         if isinstance(error, OutcomeUnknownError):
             self._origins.changed_epoch()  # this is the only error that the caller gets
+        if isinstance(error, PermissionDeniedError) and sent.was_lost and sent.mutates:
+            return OutcomeUnknownError(
+                "the connection was lost while a call that writes was in flight: it may have been "
+                f"applied; read t and the command number before you repeat it. {error}"
+            )
         if error is not None:
             return error
         if self._closed:

@@ -241,7 +241,7 @@ class Engine:
         if not is_checked:
             command = checked(command)
         into = out if progress is None else progress
-        self.replication.check(command)
+        self.replication.check(command, is_part=bool(map_version))
         if self.tables.splitting.is_due:
             self._go_on_splitting()
         if self.commits.write_back.owed_bytes and command.effect is Effect.WRITES:
@@ -268,10 +268,12 @@ class Engine:
     ) -> list[RowsRead] | None:
         """Execute several lookups of the same `admit` at once. Return their results, or None if a
         row is not cached, because the lookups would then wait. The caller has the engine."""
+        is_part = False
         for version in map_versions:
             sharding.check_version(self, version)
+            is_part = True
         for command in commands:
-            self.replication.check(command)
+            self.replication.check(command, is_part=is_part)
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:

@@ -57,8 +57,9 @@ class ReplicationRole:
         """Seconds since this standby last had all commands of its leader; 0 for a leader."""
         return max(monotonic() - self.even_at, 0.0) if self.leader else 0.0
 
-    def check(self, command: Command[Any]) -> None:
-        """Refuse a command that this store cannot execute in its role."""
+    def check(self, command: Command[Any], *, is_part: bool = False) -> None:
+        """Refuse a command that this store cannot execute in its role. `is_part` is whether it is
+        a shard's part of a command: a standby may lack what the other shards have executed."""
         if not self.leader and not self.replaced_by and not self.asks:
             return
         if self.is_empty and Trait.WITHOUT_COMMIT not in command.traits:
@@ -66,7 +67,8 @@ class ReplicationRole:
                 f"this standby waits for the first commit of {self.leader}"
                 f"{': ' if self.reason else ''}{self.reason}; send the call again later"
             )
-        if command.effect is Effect.WRITES or Trait.OF_THE_LEADER in command.traits:
+        is_write = command.effect is Effect.WRITES or Trait.OF_THE_LEADER in command.traits
+        if is_write or is_part:
             if self.role == "leader":
                 raise StoreClosedError(
                     f"this server is starting: {self.asking}; send the call again later"

@@ -2,6 +2,8 @@
 rows with the rows of the other shards."""
 
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from embstore.errors import (
 from embstore.handles.store import Store
 from embstore.sharding import ShardMap
 from embstore_client import connect
+from embstore_client.connecting import connect_one
 from tests.clusters import table
 from tests.copies import copy_of_open
 from tests.service.faults.served import until
@@ -43,11 +46,19 @@ class Served:
     def opened(self, data) -> Store:
         return embstore.open(data, device="cpu", cache_bytes=1 << 20, durability=self.durability)
 
-    def serve(self, shard):
-        settings = {"shard_map": self.file, "shard": shard, "durability": self.durability}
+    def serve(self, shard, **settings):
+        settings = {"listen": self.map.shards[shard], "durability": self.durability} | settings
+        settings |= {"shard_map": self.file, "shard": shard}
         settings["socket"] = "off"  # which cannot be copied
-        data, address = self.data(shard), self.map.shards[shard]
-        self.servers[shard] = Server(lambda: self.opened(data), data, listen=address, **settings)
+        data = self.data(shard)
+        self.servers[shard] = Server(lambda: self.opened(data), data, **settings)
+
+    def move(self, shard, address):
+        """Make the next map, in which a shard has another address."""
+        self.before, shards = self.map.shards[shard], list(self.map.shards)
+        shards[shard] = address
+        self.map = replace(self.map, version=self.map.version + 1, shards=tuple(shards))
+        self.file.write_text(self.map.to_json())
 
     def stop(self, shard):
         self.servers.pop(shard).stop()
@@ -152,6 +163,46 @@ def standby(served):
 def test_a_client_takes_no_standby_for_its_shard(standby):
     with pytest.raises(InvalidArgumentError, match="found a standby"):
         connect(standby(shard=1).address, timeout_s=PATIENCE_S, transport="grpc")
+
+
+@pytest.mark.parametrize("first", ["update", "lookup"])
+def test_clients_follow_a_shard_to_its_standby(served, standby, first):
+    """The old leader runs again at its old address, as a standby of the promoted server."""
+    with embstore.open(served.folder / "twin", device="cpu", cache_bytes=1 << 20) as twin:
+        own = twin.create_table("a", **table(Sgd(0.1)))
+        clients = [served.client() for _ in range(2)]
+        clients[0].table("a").lookup(KEYS)
+        promoted = standby(shard=1)
+        with connect_one(promoted.address, transport="grpc", timeout_s=PATIENCE_S) as copy:
+            until(lambda: copy.command == clients[0].command)
+            served.stop(1)
+            copy.promote()
+            served.move(1, promoted.address)
+            copy.set_shard_map(served.map)
+        with connect_one(served.map.shards[0], transport="grpc", timeout_s=PATIENCE_S) as store:
+            store.set_shard_map(served.map)
+        served.serve(1, follow=promoted.address, listen=served.before)
+        with connect_one(served.before, transport="grpc", timeout_s=PATIENCE_S) as copy:
+            until(lambda: copy.stats()["replication"]["connected"])
+        for client in clients:
+            a = client.table("a")
+            if first == "lookup":
+                with suppress(OutcomeUnknownError):
+                    a.lookup(KEYS)
+            told = 0
+            for _ in range(3):
+                try:
+                    a.update(KEYS, ROWS)
+                except OutcomeUnknownError as exc:
+                    assert "epoch" in str(exc)
+                    told += 1
+            assert told <= 1
+        for _ in range(store_t := clients[0].table("a").t):
+            own.update(KEYS, ROWS)
+        assert store_t >= 2 + 2 + 2
+        assert [client.table("a").digest() for client in clients] == [own.digest()] * 2
+        for client in clients:
+            client.close()
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,29 @@ continues in the same way as after a restart (`embstore_training.rank_session`),
 a restart by the name of the server process. For a cluster, this name consists of the map's version
 and the process names of all shards. The epoch of the cluster is the sum of the epochs of its
 shards, corrected so that it does not change when a shard joins or leaves.
+
+**A shard that was replaced by its standby** has another address in the next map, and its partitions
+do not move. The server at the old address, if it runs, is a standby now, and refuses its part of a
+command, which the other shards execute. That part is sent to the new address.
 """
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from embstore import commands as c
 from embstore.commands import Command, Executor, Progress
-from embstore.errors import MovedError
+from embstore.errors import EmbstoreError, MovedError, OutcomeUnknownError
 from embstore.results import ServerInfo
 from embstore.sharding import ShardMap
 from embstore_client.shards.router import Router
 
 R = TypeVar("R")
 
+_LOOK_S = 1.0
+"""Seconds in which shards answer whether they have a newer map, after an error that may mean it."""
 _MAPS_MAX = 100
 """The maximum number of newer maps that one command follows, far more than occur in practice."""
 
@@ -37,7 +45,7 @@ class Following:
 
     def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
         """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
-        self.router = router
+        self.router = self._with_successors(router)
         """The router for the newest map that this client knows. A newer map replaces the router."""
         self.rounds_rows = router.rounds_rows
         self._connect_to = connect_to
@@ -80,6 +88,10 @@ class Following:
                 return router.execute(command, out=out, timeout_s=timeout_s, progress=progress)
             except MovedError as moved:
                 self._follow(router, moved)
+            except OutcomeUnknownError:  # perhaps because a standby has replaced a shard
+                with suppress(EmbstoreError):
+                    self._follow(router, MovedError("there is no newer map"), _LOOK_S)
+                raise
         return self.router.execute(command, out=out, timeout_s=timeout_s, progress=progress)
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
@@ -98,12 +110,27 @@ class Following:
             for shard in self._every:
                 shard.close()
 
-    def _follow(self, router: Router, moved: MovedError) -> None:
-        """Use the newest map that a shard has; raise `moved` if no shard has a newer map."""
+    def _with_successors(self, router: Router) -> Router:
+        router.successor_of = partial(self._successor, router)
+        return router
+
+    def _successor(self, router: Router, shard: int) -> tuple[Executor, int] | None:
+        """Return `Router.successor_of` of a router."""
+        with suppress(MovedError):
+            self._follow(router, MovedError("there is no newer map"), _LOOK_S)
+        newest, before = self.router.shard_map, router.shard_map
+        is_split_the_same = newest.owners == before.owners
+        if not is_split_the_same or newest.shards[shard] == before.shards[shard]:
+            return None
+        return self.router.shards[shard], newest.version
+
+    def _follow(self, router: Router, moved: MovedError, timeout_s: float | None = None) -> None:
+        """Use the newest map that a shard has; raise `moved` if no shard has a newer map. The
+        shards have `timeout_s` seconds to answer."""
         with self._looking:
             if self.router is not router or self._is_closed:
                 return  # another thread has replaced or closed the router already
-            newest = router.newest_map()
+            newest = router.newest_map(timeout_s)
             if newest.version <= router.shard_map.version:
                 raise moved
             known = dict(zip(router.shard_map.shards, router.shards, strict=True))
@@ -114,7 +141,7 @@ class Following:
             shared.epochs += sum(left) - sum(came)
             after = Router(executors, newest, timeout_s=router.timeout_s, shared=shared)
             after.connected_by = router.connected_by
-            self.router = after
+            self.router = self._with_successors(after)
 
     def _at(self, address: str, known: dict[str, Executor]) -> Executor:
         if address not in known:

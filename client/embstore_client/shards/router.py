@@ -22,6 +22,7 @@ from embstore.config import Limits
 from embstore.errors import (
     InvalidArgumentError,
     MovedError,
+    PermissionDeniedError,
     StoreClosedError,
     WritesPausedError,
 )
@@ -105,6 +106,9 @@ class Router:
         self.rounds_rows = executors[0].rounds_rows
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, except the token, with which another process can connect."""
+        self.successor_of: Callable[[int], tuple[Executor, int] | None] = lambda shard: None
+        """Returns the executor of a shard by the newest map, and the version of that map, if the
+        map has another address for the shard, and no partition has moved."""
         self._limits: Limits | None = None
 
     def check_device(self, name: str | None = None) -> None:
@@ -189,20 +193,29 @@ class Router:
         """Return one shard's answer; None if the shard is only to check the command, and would
         execute it."""
         version = 0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version
-        send = partial(
-            self.shards[shard].execute,
-            command,
-            out=call.out,
-            timeout_s=call.timeout_s,
-            progress=call.progress,
-            map_version=-version if is_check else version,
-        )
-        if is_check:
-            with suppress(WritesPausedError):
-                send()
-            return cast(R, None)
-        check = partial(self.check_newest, {0, shard})
-        return retry_while_paused(send, check, call.timeout_s or self.timeout_s)
+
+        def send(executor: Executor, version: int) -> R:
+            return executor.execute(
+                command,
+                out=call.out,
+                timeout_s=call.timeout_s,
+                progress=call.progress,
+                map_version=-version if is_check else version,
+            )
+
+        with suppress(WritesPausedError) if is_check else nullcontext():
+            try:
+                once = partial(send, self.shards[shard], version)
+                if is_check:
+                    return once()
+                check = partial(self.check_newest, {0, shard})
+                return retry_while_paused(once, check, call.timeout_s or self.timeout_s)
+            except (MovedError, PermissionDeniedError):  # the shard has executed nothing
+                successor = self.successor_of(shard) if version else None
+                if successor is None:
+                    raise
+                return send(*successor)
+        return cast(R, None)
 
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
         """Return the facts of every shard.

@@ -15,7 +15,7 @@ from embstore_server.host.shards import apply_shard_map, check_has_all
 from embstore_server.path.service import Service
 from embstore_server.replication.following import Following
 from embstore_server.replication.standbys import Standbys
-from embstore_server.setup.parsing import SECONDS_MAX
+from embstore_server.setup.parsing import OFF, SECONDS_MAX
 from embstore_server.setup.settings import Settings
 from embstore_server.telemetry.metrics import Metrics
 
@@ -40,8 +40,6 @@ class Host:
 
         From then on, calls are served. A server that leads accepts writes when this method returns.
         """
-        with saying_how_to_mend(self.service.settings.data):
-            check_has_all(self.service.settings)
         self._use(await self.service.worker.start())
         self.following.start()
         await self.following.may_lead.wait()
@@ -56,7 +54,11 @@ class Host:
 
     def _opened(self) -> Engine:
         """Open the store. Runs on the engine thread."""
-        service, engine = self.service, self._open_engine()
+        service = self.service
+        if service.settings.follow == OFF:  # a leader compares what its standby has
+            with saying_how_to_mend(service.settings.data):
+                check_has_all(service.settings)
+        engine = self._open_engine()
         try:
             with saying_how_to_mend(service.settings.data):
                 apply_shard_map(service.settings, engine)
