@@ -11,7 +11,7 @@ ranks or for earlier steps. For such a command, `begin` returns a handle that a 
 that no thread of the server waits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -264,16 +264,14 @@ class Engine:
             return result
 
     def look_up_resident(
-        self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
+        self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Collection[int] = ()
     ) -> list[RowsRead] | None:
         """Execute several lookups of the same `admit` at once. Return their results, or None if a
         row is not cached, because the lookups would then wait. The caller has the engine."""
-        is_part = False
         for version in map_versions:
             sharding.check_version(self, version)
-            is_part = True
         for command in commands:
-            self.replication.check(command, is_part=is_part)
+            self.replication.check(command, is_part=bool(map_versions))
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:

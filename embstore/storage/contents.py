@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 
-from embstore.arrays import KEY_BITS, KEY_MASK
+from embstore.arrays import KEY_BITS, KEY_MASK, TABLE_IDS_MAX
 from embstore.config import Limits
 from embstore.errors import (
     CorruptTableError,
@@ -34,6 +34,7 @@ from embstore.errors import (
 )
 from embstore.results import TableEntry
 from embstore.storage import catalogue as catalogues
+from embstore.storage import shard
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.disk_space import check_writable
@@ -56,6 +57,8 @@ LINKS = "backup"
 """Directory for the second names of files that are being backed up (backup.py); after a crash it is
 a leftover."""
 _UNFINISHED = {LOCK, f"{IDENTITY}.new", "lost+found"}
+_IDS_RESERVED = 256
+"""The number of tables that can be created between two writes of the catalogue."""
 _SHOWN = 3
 """Maximum number of other files that an error message names."""
 
@@ -220,6 +223,17 @@ class Contents:
     def _fixed(self, catalogue: Catalogue) -> set[str]:
         """Return the paths of the files that a catalogue names and that never change."""
         return {IDENTITY, *catalogues.paths(catalogue)}
+
+    def reserve_table_ids(self) -> None:
+        """Set the catalogue's tail, and make its next table id larger than the ids of the next
+        tables. If their creation is lost in a crash, their ids are not used again, and old handles
+        do not stand for other tables.
+
+        A shard reserves none: ids are equal on all shards, of which only some may lose commands.
+        """
+        is_shard = self.files.exists(shard.PATH)
+        following = min(self.next_table_id + _IDS_RESERVED * (not is_shard), TABLE_IDS_MAX)
+        self.replace_catalogue(replace(self.catalogue, tail=True, next_table_id=following))
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit, by replacing the catalogue. If CapacityError is raised, nothing is committed."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, TABLE_IDS_MAX, Keys
+from embstore.arrays import KEY_BITS, Keys
 from embstore.config import Limits
 from embstore.errors import (
     CheckpointExistsError,
@@ -32,7 +32,7 @@ from embstore.host.workers import Workers
 from embstore.results import Place, State, TableEntry
 from embstore.row_keys import RowKeys
 from embstore.stats import document
-from embstore.storage import command_records, shard
+from embstore.storage import command_records
 from embstore.storage.appender import Appender
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
@@ -51,8 +51,6 @@ from embstore.storage.stats import StorageStats
 from embstore.storage.stored_rows import StoredRows
 
 _RANGES_PER_THREAD = 2
-_IDS_RESERVED = 256
-"""The number of tables that can be created between two writes of the catalogue."""
 
 
 class Storage:
@@ -138,11 +136,9 @@ class Storage:
             raise WritesPausedError("the command would be executed; it was sent to be checked only")
 
     def begin_tail(self) -> None:
-        """Record that commands follow the last commit, so that a new epoch begins if these commands
-        are lost."""
+        """Record that commands follow the last commit: if they are lost, a new epoch begins."""
         if not self.catalogue.tail:
-            tail = replace(self.catalogue, tail=True, next_table_id=self._reserved_table_id())
-            self._contents.replace_catalogue(tail)
+            self._contents.reserve_table_ids()
 
     def end_tail(self) -> None:
         """Record that all commands after the last commit are durable in the command log."""
@@ -154,8 +150,7 @@ class Storage:
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def name_commands(self, place: command_records.Place | None) -> None:
-        """Record the position up to which the command log is durable; None: record that there is no
-        log."""
+        """Record up to which position the command log is durable; None: there is no log."""
         if self.catalogue.commands != place:
             self._contents.replace_catalogue(replace(self.catalogue, commands=place))
 
@@ -169,22 +164,12 @@ class Storage:
 
     # Tables
 
-    def reserve_table_id(self) -> None:
-        """Make the catalogue's next table id larger than the id of the table that is created now,
-        if the creation can be lost. Otherwise the id would be used again after a crash, and an old
-        handle would stand for another table."""
-        if self.catalogue.tail and self.next_table_id >= self.catalogue.next_table_id:
-            following = self._reserved_table_id()
-            self._contents.replace_catalogue(replace(self.catalogue, next_table_id=following))
-
-    def _reserved_table_id(self) -> int:
-        """Return an id that is not reached soon. For a shard, return the next id: ids are equal on
-        all shards, of which only some may lose commands."""
-        is_shard = self.files.exists(shard.PATH)
-        return min(self.next_table_id + _IDS_RESERVED * (not is_shard), TABLE_IDS_MAX)
-
     def create_table(self, table: TableEntry) -> None:
-        """Prepare for a new table. The table has no rows yet, so nothing is written."""
+        """Begin to create a table. The table has no rows yet, so none is written."""
+        self.end_check()
+        if self.catalogue.tail and self.next_table_id >= self.catalogue.next_table_id:
+            self._contents.reserve_table_ids()
+        self.begin_change()
         self._contents.name(table)
         self.ids.create(table)
         self._contents.next_table_id = max(self.next_table_id, table.table_id + 1)

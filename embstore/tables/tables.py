@@ -117,9 +117,6 @@ class Tables:
         )
         pool = self._pool(config, entry.table_id)
         try:
-            self.storage.end_check()
-            self.storage.reserve_table_id()
-            self.storage.begin_change()
             self.storage.create_table(entry)
         except BaseException:
             self._leave_if_empty(pool)

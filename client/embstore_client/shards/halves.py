@@ -60,7 +60,7 @@ def raise_first(
     why = str(first)
     if Trait.ADDS in command.traits:
         if moved is not None:
-            why = "partitions have moved while several clients wrote the same table"
+            why = "the map of the cluster was replaced meanwhile"
         raise OutcomeUnknownError(
             f"this update was applied to some of its rows only: by shards {done or unknown}, and "
             f"not by all others ({why}). Do not send it again, since these shards would apply it "
