@@ -92,8 +92,8 @@ def same(attribute: str) -> Join:
         found = [of(answer) for answer in answers]
         if any(one != found[0] for one in found):
             raise EmbstoreError(
-                f"expected the same {attribute} from every shard, found {found}: they have not "
-                "executed the same commands; restore the cluster to its last checkpoint"
+                f"expected the same {attribute} from every shard, found {found}: several clients "
+                "have created tables at the same time; drop this table, and create it again"
             )
         return answers[0]
 

@@ -1,6 +1,8 @@
 """Commands that one shard of a cluster refuses: no other shard has executed them."""
 
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from embstore.errors import (
     CheckpointProtectedError,
     DeadlineError,
     InvalidArgumentError,
+    MovedError,
     OutcomeUnknownError,
     SessionExpiredError,
     StoreClosedError,
@@ -257,3 +260,45 @@ def test_a_router_that_closes_sends_no_shard_an_update(cluster):
     before = states(cluster)
     store.close()
     assert after == before
+
+
+class Unanswered:
+    """A shard that executes updates, and never answers them: its server is killed then."""
+
+    def __init__(self, shard: Any) -> None:
+        self._shard, self.is_over = shard, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        """Execute a command, as an engine does."""
+        answer = self._shard.execute(command, **how)
+        if isinstance(command, c.Update):
+            assert self.is_over.wait(300.0)
+        return answer
+
+
+def test_an_update_whose_shard_was_replaced_meanwhile_is_not_sent_again(cluster):
+    """The standby of shard 0 has the update, which the other shards have refused: writes were
+    paused there, and then they had a newer map."""
+
+    def refuse(command: Any) -> None:
+        if isinstance(command, c.Update):
+            raise MovedError("the shard has a newer map")
+
+    lost = Unanswered(cluster.engines[0])
+    shards = [lost, *(Watched(cluster.engines[n], refuse) for n in (1, 2))]
+    router = Router(shards, cluster.map, timeout_s=0.1)
+    successors = {"standby": cluster.engines[0], "1": cluster.engines[1], "2": cluster.engines[2]}
+    store = Store(Following(router, successors.__getitem__))
+    before = [Store(engine).table("a").t for engine in cluster.shards()]
+    newer = replace(cluster.map, version=2, shards=("standby", "1", "2"))
+    for engine in cluster.shards():
+        Store(engine).set_shard_map(newer)
+    try:
+        with pytest.raises(OutcomeUnknownError):
+            store.table("a").update(KEYS, ROWS)
+        assert Store(cluster.engines[0]).table("a").t == before[0] + 1
+    finally:
+        lost.is_over.set()

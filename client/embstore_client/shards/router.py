@@ -22,6 +22,7 @@ from embstore.config import Limits
 from embstore.errors import (
     InvalidArgumentError,
     MovedError,
+    OutcomeUnknownError,
     PermissionDeniedError,
     StoreClosedError,
     WritesPausedError,
@@ -291,7 +292,8 @@ class Router:
         }
         futures = self.shared.begin(works)
         try:
-            left = self._wait(futures)
+            adds = any(Trait.ADDS in command.traits for command in commands.values())
+            left = self._wait(futures, adds=adds)
         except BaseException:  # an interrupt: the next command must not overtake this one
             wait(futures.values())
             raise
@@ -300,16 +302,29 @@ class Router:
             halves.raise_first(next(iter(commands.values())), errors, is_check=is_check)
         return {s: future.result() for s, future in futures.items() if errors[s] is None}
 
-    def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
-        """Wait until all shards have answered. For each shard that has left the cluster, return an
-        error instead; the call of that shard ends at its deadline, without effect."""
-        left: dict[int, MovedError] = {}
+    def _wait(
+        self, futures: "Mapping[int, Future[Any]]", *, adds: bool
+    ) -> dict[int, MovedError | OutcomeUnknownError]:
+        """Wait until all shards have answered. For each address that has left the map, return an
+        error instead.
+
+        If partitions or shards have gone, the call had no effect there, since such maps change at a
+        barrier. If the shard was replaced by its standby, the call may have been executed, and
+        cannot be sent again if it `adds`.
+        """
+        left: dict[int, MovedError | OutcomeUnknownError] = {}
         out, pause_s = set(futures.values()), _LOOK_S
         while out := wait(out, pause_s).not_done:
             newest = self.newest_map(pause_s)
             for shard, future in futures.items():
                 if future in out and self.shard_map.shards[shard] not in newest.shards:
                     left[shard] = MovedError(f"shard {shard} has left the cluster: connect again")
+                    is_there = len(newest.shards) == len(self.shards)
+                    if adds and is_there and newest.owners == self.shard_map.owners:
+                        left[shard] = OutcomeUnknownError(
+                            f"shard {shard} was replaced by its standby while the call was in "
+                            "flight: it may have been applied"
+                        )
                     out.discard(future)
             pause_s = min(2 * pause_s, _LOOK_MAX_S)
         return left
