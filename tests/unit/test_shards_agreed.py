@@ -20,6 +20,7 @@ from embstore.errors import (
     InvalidArgumentError,
     MovedError,
     OutcomeUnknownError,
+    PermissionDeniedError,
     SessionExpiredError,
     StoreClosedError,
     TableHeldError,
@@ -263,10 +264,12 @@ def test_a_router_that_closes_sends_no_shard_an_update(cluster):
 
 
 class Unanswered:
-    """A shard that executes updates, and never answers them: its server is killed then."""
+    """A shard that executes updates, and is killed before it answers them; its server, which runs
+    again as a standby, refuses them much later."""
 
     def __init__(self, shard: Any) -> None:
-        self._shard, self.is_over = shard, threading.Event()
+        self._shard = shard
+        self.is_over, self.has_refused = threading.Event(), threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shard, name)
@@ -276,6 +279,8 @@ class Unanswered:
         answer = self._shard.execute(command, **how)
         if isinstance(command, c.Update):
             assert self.is_over.wait(300.0)
+            self.has_refused.set()
+            raise PermissionDeniedError("this is a standby")
         return answer
 
 
@@ -289,6 +294,7 @@ def test_an_update_whose_shard_was_replaced_meanwhile_is_not_sent_again(cluster)
 
     lost = Unanswered(cluster.engines[0])
     shards = [lost, *(Watched(cluster.engines[n], refuse) for n in (1, 2))]
+    others = set(threading.enumerate())
     router = Router(shards, cluster.map, timeout_s=0.1)
     successors = {"standby": cluster.engines[0], "1": cluster.engines[1], "2": cluster.engines[2]}
     store = Store(Following(router, successors.__getitem__))
@@ -299,6 +305,10 @@ def test_an_update_whose_shard_was_replaced_meanwhile_is_not_sent_again(cluster)
     try:
         with pytest.raises(OutcomeUnknownError):
             store.table("a").update(KEYS, ROWS)
-        assert Store(cluster.engines[0]).table("a").t == before[0] + 1
     finally:
         lost.is_over.set()
+    assert lost.has_refused.wait(300.0)
+    router.shared.close()
+    for thread in set(threading.enumerate()) - others:
+        thread.join()
+    assert Store(cluster.engines[0]).table("a").t == before[0] + 1

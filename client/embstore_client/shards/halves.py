@@ -26,6 +26,7 @@ from embstore.errors import (
     SessionExpiredError,
     TableNotFoundError,
 )
+from embstore.sharding import ShardMap
 
 _GONE = (CheckpointNotFoundError, SessionExpiredError, TableNotFoundError)
 _UNKNOWN = (DeadlineError, OutcomeUnknownError)
@@ -61,6 +62,13 @@ def raise_first(
     if Trait.ADDS in command.traits:
         if moved is not None:
             why = "the map of the cluster was replaced meanwhile"
+        if len(done) + len(unknown) == len(errors):
+            raise OutcomeUnknownError(
+                f"this update was applied by shards {done}, and perhaps by shards {unknown} "
+                f"({why}). Do not send it again, since shards would apply it twice. If the table "
+                "has the same t on all shards, in store.stats()['shards'], all have applied it; if "
+                "not, restore a checkpoint of the cluster. Until then no checkpoint can be made"
+            ) from first
         raise OutcomeUnknownError(
             f"this update was applied to some of its rows only: by shards {done or unknown}, and "
             f"not by all others ({why}). Do not send it again, since these shards would apply it "
@@ -73,6 +81,24 @@ def raise_first(
             "until it is acknowledged"
         ) from first
     raise first
+
+
+def of_an_address_that_left(
+    shard: int, before: ShardMap, newest: ShardMap, *, adds: bool
+) -> MovedError | OutcomeUnknownError:
+    """Return the error of a call whose shard no longer has the address of the map `before`.
+
+    If partitions or shards have gone, the call had no effect there, since such maps change at a
+    barrier. If the shard was replaced by its standby, the call may have been executed, and cannot
+    be sent again if it `adds`.
+    """
+    is_there = len(newest.shards) == len(before.shards) and newest.owners == before.owners
+    if adds and is_there:
+        return OutcomeUnknownError(
+            f"shard {shard} was replaced by its standby while the call was in flight: it may have "
+            "been applied"
+        )
+    return MovedError(f"shard {shard} has left the cluster: connect again")
 
 
 def _removes(command: Command[object]) -> bool:

@@ -6,7 +6,7 @@ receives a newer map meanwhile.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -190,9 +190,17 @@ class Router:
         """Return the first shard's answer to a command that all shards answer in the same way."""
         return self._at(0, command, call or Call(timeout_s=timeout_s))
 
-    def _at(self, shard: int, command: Command[R], call: Call, *, is_check: bool = False) -> R:
+    def _at(
+        self,
+        shard: int,
+        command: Command[R],
+        call: Call,
+        left: Container[int] = (),
+        *,
+        is_check: bool = False,
+    ) -> R:
         """Return one shard's answer; None if the shard is only to check the command, and would
-        execute it."""
+        execute it. Send nothing to the successor of a shard in `left`, which nobody waits for."""
         version = 0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version
 
         def send(executor: Executor, version: int) -> R:
@@ -213,7 +221,7 @@ class Router:
                 return retry_while_paused(once, check, call.timeout_s or self.timeout_s)
             except (MovedError, PermissionDeniedError):  # the shard has executed nothing
                 successor = self.successor_of(shard) if version else None
-                if successor is None:
+                if successor is None or shard in left:
                     raise
                 return send(*successor)
         return cast(R, None)
@@ -280,11 +288,12 @@ class Router:
         """
         call = call or Call()
         done = _Sums(len(commands), call.progress)
+        left: dict[int, MovedError | OutcomeUnknownError] = {}
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
             part = Call(None, call.timeout_s, progress)
-            return self._at(shard, command, part, is_check=is_check)
+            return self._at(shard, command, part, left, is_check=is_check)
 
         works = {
             shard: partial(execute, place, shard, command)
@@ -293,7 +302,7 @@ class Router:
         futures = self.shared.begin(works)
         try:
             adds = any(Trait.ADDS in command.traits for command in commands.values())
-            left = self._wait(futures, adds=adds)
+            self._wait(futures, left, adds=adds)
         except BaseException:  # an interrupt: the next command must not overtake this one
             wait(futures.values())
             raise
@@ -303,31 +312,24 @@ class Router:
         return {s: future.result() for s, future in futures.items() if errors[s] is None}
 
     def _wait(
-        self, futures: "Mapping[int, Future[Any]]", *, adds: bool
-    ) -> dict[int, MovedError | OutcomeUnknownError]:
-        """Wait until all shards have answered. For each address that has left the map, return an
-        error instead.
-
-        If partitions or shards have gone, the call had no effect there, since such maps change at a
-        barrier. If the shard was replaced by its standby, the call may have been executed, and
-        cannot be sent again if it `adds`.
-        """
-        left: dict[int, MovedError | OutcomeUnknownError] = {}
+        self,
+        futures: "Mapping[int, Future[Any]]",
+        left: dict[int, MovedError | OutcomeUnknownError],
+        *,
+        adds: bool,
+    ) -> None:
+        """Wait until all shards have answered. Do not wait for an address that has left the map:
+        put an error into `left` instead."""
         out, pause_s = set(futures.values()), _LOOK_S
         while out := wait(out, pause_s).not_done:
             newest = self.newest_map(pause_s)
             for shard, future in futures.items():
                 if future in out and self.shard_map.shards[shard] not in newest.shards:
-                    left[shard] = MovedError(f"shard {shard} has left the cluster: connect again")
-                    is_there = len(newest.shards) == len(self.shards)
-                    if adds and is_there and newest.owners == self.shard_map.owners:
-                        left[shard] = OutcomeUnknownError(
-                            f"shard {shard} was replaced by its standby while the call was in "
-                            "flight: it may have been applied"
-                        )
+                    left[shard] = halves.of_an_address_that_left(
+                        shard, self.shard_map, newest, adds=adds
+                    )
                     out.discard(future)
             pause_s = min(2 * pause_s, _LOOK_MAX_S)
-        return left
 
     def all(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
