@@ -19,7 +19,7 @@ def create(store, name):
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "interval", "commands"])
-@pytest.mark.parametrize("count", [1, 600])
+@pytest.mark.parametrize("count", [1, 300])
 def test_the_id_of_a_lost_table_is_not_used_again(tmp_path, durability, count):
     with opened(tmp_path / "store", durability) as store:
         create(store, "kept")
