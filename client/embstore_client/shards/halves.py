@@ -69,8 +69,9 @@ def raise_first(
                 "has the same t on all shards, in store.stats()['shards'], all have applied it; if "
                 "not, restore a checkpoint of the cluster. Until then no checkpoint can be made"
             ) from first
+        by = str(done) if done else f"{unknown}, if at all"
         raise OutcomeUnknownError(
-            f"this update was applied to some of its rows only: by shards {done or unknown}, and "
+            f"this update was applied to some of its rows only: by shards {by}, and "
             f"not by all others ({why}). Do not send it again, since these shards would apply it "
             "twice: restore a checkpoint of the cluster. Until then no checkpoint can be made"
         ) from first
