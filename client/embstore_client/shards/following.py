@@ -3,8 +3,8 @@
 A shard that has a newer map refuses a command that was split by an older map, and every shard can
 return the map. The client thus notices the change with its next command. It connects to the shards
 that it does not know, splits the command by the new map, and sends the command once more. The
-command is applied once: maps change at a barrier, at which each command that was sent has been
-applied by all shards or by no shard (`embstore_client.barrier`).
+command is applied once: maps that move partitions change at a barrier, at which each command that
+was sent has been applied by all shards or by no shard (`embstore_client.barrier`).
 
 Sessions end when their map is replaced, as when a server restarts. A loop over a session then
 continues in the same way as after a restart (`embstore_training.rank_session`), because it notices

@@ -9,8 +9,9 @@ reaches the other shards before partitions move.
 
 Shard and router can also have different maps, which gives two cases. The shard may have the older
 map; then it gets the newer map in a moment. Or the router has the older map; then the whole command
-is split again by the newer map (`following`). In the second case no shard has executed its part,
-because the maps changed at a barrier.
+is split again by the newer map (`following`). In the second case no shard has executed its part if
+partitions have moved, because such maps change at a barrier. If a shard has only another address,
+its standby has replaced it, and `following` and `halves` say what becomes of the command.
 """
 
 from collections.abc import Callable

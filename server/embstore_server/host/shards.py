@@ -1,5 +1,6 @@
 """Makes an open store the shard of a cluster that the settings name, or an unsharded store if they
-name no shard."""
+name no shard. Before a store is opened, checks that it has all commands that it has acknowledged as
+a shard."""
 
 from pathlib import Path
 
