@@ -427,11 +427,17 @@ class Barrier:
     """The id of the next table that is created."""
     places: tuple[NamedPlace, ...]
     """The resume positions of sessions, ordered by session."""
+    answered: tuple[int, ...] = ()
+    """For a shard, the ids of the cluster's commands that it has answered lately, ascending."""
 
     def is_of(self, other: "Barrier") -> bool:
         """Return whether two shards are at the same barrier, that is, have the same tables, with
-        the same number of updates, and the same progress of sessions."""
-        return (self.tables, self.places) == (other.tables, other.places)
+        the same number of updates, the same progress of sessions, and no half executed command."""
+        return self._position == other._position
+
+    @property
+    def _position(self) -> tuple[Any, ...]:
+        return self.tables, self.places, self.answered
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,18 @@
 
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
 a command that another shard has not executed. The client asks all shards to pause their writes, and
-each shard returns its position: t of each table, and the last finished step of each session. Shards
-that lag may still execute commands up to the position of the other shards. These commands arrive,
+each shard returns its position: t of each table, the last finished step of each session, and the
+ids of the cluster's commands that it has answered lately (`embstore.engine.cluster_commands`).
+Shards that lag may still execute commands that another shard has executed. These commands arrive,
 because clients repeat refused commands, and no client starts its next command before all shards
 have executed its present command. The lagging shards may nevertheless fail to reach that position,
-because tables are being created or several clients write one table. In that case all pauses are
-lifted, and requested again after a random delay.
+because tables are being created. In that case all pauses are lifted, and requested again after a
+random delay.
 
-Some commands, such as `assign`, change neither t nor a table nor the resume position of a session.
-Such a command leaves no trace by which two shards could be distinguished. So it is possible that at
-a barrier some shards have executed the command and other shards have not. The command has not been
-acknowledged, and its client sends it to the remaining shards as soon as writes are accepted again.
+If a client was killed or stopped, the rest of its command does not come. If only such a command
+makes the difference, in several tries, the shards give it up: they refuse the rest of it from then
+on. So a command that was acknowledged is on one side of a barrier. One that was given up can be on
+both, as any command whose outcome is unknown.
 """
 
 import random
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from time import sleep
 from typing import Any, TypeVar
 
@@ -32,8 +34,8 @@ R = TypeVar("R")
 
 TRIES = 50
 _STABLE = 5
-"""If this number of consecutive tries find the same difference between shards, it is certain that
-no client will finish the command that made the difference."""
+"""If this number of consecutive tries find the same difference between shards, no client finishes
+the command that made the difference."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
 """The number of polls while some shards catch up, and the seconds between two polls. All polls
@@ -89,20 +91,20 @@ def pause_each(
         shards that were not reached: a pause without a lease outlives the client that asked for it.
         `resume_all` with the same name, or without a name, ends such a pause.
     """
-    longest_s, apart = _PAUSE_FIRST_S, [""]
+    longest_s, apart = _PAUSE_FIRST_S, list[tuple[str, tuple[int, ...]]]()
     try:
         for _ in range(tries):
-            found = _of_all(shards, c.PauseWrites(by, None, lease_ms), timeout_s)
-            if not _are_one(found) and _are_alike(found):
-                until = _furthest(found)
-                _brought_up(shards, c.PauseWrites(by, until, lease_ms), timeout_s, wait)
-                found = _of_all(shards, c.PauseWrites(by, None, lease_ms), timeout_s)
-            if _are_one(found):
+            pause = c.PauseWrites(by, None, lease_ms)
+            if _are_one(found := _brought_up(shards, pause, timeout_s, wait)):
                 return found
-            apart.append(_difference(found))
-            is_stable = apart[-1] and apart[-_STABLE:] == _STABLE * apart[-1:]
-            if is_stable and _are_alike(found):
-                raise _apart(apart[-1])
+            difference, halves = _difference(found), _half_executed(found)
+            apart.append((difference, halves))
+            if apart[-_STABLE:] == _STABLE * apart[-1:] and _are_alike(found):
+                if difference:
+                    raise _apart(difference)
+                given_up = replace(pause, given_up=halves)
+                if _are_one(found := _of_all(shards, given_up, timeout_s)):
+                    return found
             resume_all(shards, by, timeout_s=timeout_s)
             wait(random.uniform(0, longest_s))
             longest_s = min(2 * longest_s, _PAUSE_MAX_S)
@@ -110,12 +112,18 @@ def pause_each(
         with suppress(EmbstoreError):
             resume_all(shards, by, timeout_s=timeout_s)
         raise
-    if apart[-1] and not _are_alike(found):
-        raise _apart(apart[-1])
+    if difference and not _are_alike(found):
+        raise _apart(difference)
     raise DeadlineError(
         "expected all shards to stop at one consistent point, found writes between them in all "
         f"{tries} tries: pause other writers, and try again"
     )
+
+
+def _half_executed(found: Sequence[Barrier]) -> tuple[int, ...]:
+    """Return the ids of the commands that some shards have answered, and others have not."""
+    by_any = {*chain.from_iterable(one.answered for one in found)}
+    return tuple(sorted(by_any.difference(by_any.intersection(*(b.answered for b in found)))))
 
 
 def _apart(difference: str) -> OutcomeUnknownError:
@@ -172,7 +180,7 @@ def _are_alike(found: Sequence[Barrier]) -> bool:
 
 def _furthest(found: Sequence[Barrier]) -> Barrier:
     """Return the position that a shard would have after all commands that at least one shard has
-    executed: the highest t of each table, and the highest step of each session."""
+    executed: the highest t of each table, the highest step of each session, and all ids."""
     tables = tuple(
         max(same, key=lambda one: one.t)
         for same in zip(*(one.tables for one in found), strict=True)
@@ -182,23 +190,31 @@ def _furthest(found: Sequence[Barrier]) -> Barrier:
         before = places.get(place.session)
         if before is None or before.step < place.step:
             places[place.session] = place
-    return replace(found[0], tables=tables, places=tuple(places[name] for name in sorted(places)))
+    return replace(
+        found[0],
+        tables=tables,
+        places=tuple(places[name] for name in sorted(places)),
+        answered=tuple(sorted({*chain.from_iterable(one.answered for one in found)})),
+    )
 
 
 def _brought_up(
     shards: Sequence[Executor],
-    command: c.PauseWrites,
+    pause: c.PauseWrites,
     timeout_s: float | None,
     wait: Callable[[float], Any],
-) -> None:
-    """Wait until all shards have reached the barrier in `command.until`, or until `_LOOKS` polls
-    have passed."""
-    assert command.until is not None
+) -> list[Barrier]:
+    """Pause all shards. If they have different positions, wait until those that lag have caught up,
+    or until `_LOOKS` polls have passed. Return the position of each shard."""
+    found = _of_all(shards, pause, timeout_s)
+    if _are_one(found) or not _are_alike(found):
+        return found
+    until = _furthest(found)
     for _ in range(_LOOKS):
-        found = _of_all(shards, command, timeout_s)
-        if _are_one([command.until, *found]):
-            return
+        if _are_one([until, *_of_all(shards, replace(pause, until=until), timeout_s)]):
+            break
         wait(_LOOK_S)
+    return _of_all(shards, pause, timeout_s)
 
 
 def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:

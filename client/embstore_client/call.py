@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from embstore.commands import Command, Progress
+from embstore.commands import Command, PartOf, Progress
 from embstore_proto.frame import Message
 from embstore_proto.verbs import Answer
 
@@ -25,7 +25,7 @@ class Call:
     out: Any = None
     timeout_s: float | None = None
     progress: Progress | None = None
-    map_version: int = 0
+    part_of: PartOf | None = None
 
     # Facts that a layer passes to the layers below
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from embstore.arithmetic.denormals import kept
 from embstore.checks import checked
-from embstore.commands import Command, LookupStep, Progress
+from embstore.commands import Command, LookupStep, PartOf, Progress
 from embstore.results import ServerInfo
 from embstore_client.call import Call, Layer, chained
 from embstore_client.device_calls import OnDevice, check_exact
@@ -75,13 +75,13 @@ class RemoteExecutor:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> R:
         """Execute a command on the server; see `embstore.commands.Executor`.
 
         Raises DeadlineError if the server did not answer in time; or the server's own error.
         """
-        call = Call(checked(command), out, timeout_s, progress, map_version)
+        call = Call(checked(command), out, timeout_s, progress, part_of)
         result: R = self._execute(call)
         return result
 

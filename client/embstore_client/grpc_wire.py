@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 import grpc
 
+from embstore.commands import PartOf
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
 from embstore_client.device_message import rows_not_shared
 from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
-from embstore_proto.envelope import MAP_METADATA
+from embstore_proto.envelope import MAP_METADATA, metadata_of
 from embstore_proto.frame import Framed, Message
 from embstore_proto.received import Assembly, Received, split
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
@@ -116,10 +117,10 @@ class GrpcWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        options = self._call_options(deadline, map_version)
+        options = self._call_options(deadline, part_of)
         name, unary = verb.name, self._channel.unary_unary
         try:
             if message is None:
@@ -142,12 +143,12 @@ class GrpcWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
+        self, verb: Verb, header: bytes, deadline: float, part_of: PartOf | None = None
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield the messages of its answer; see `Wire.receive`."""
         try:
             method = self._method(verb.name, self._channel.unary_stream)
-            replies = method(header, **self._call_options(deadline, map_version))
+            replies = method(header, **self._call_options(deadline, part_of))
             try:
                 yield _whole_messages(replies) if verb.has_bulk_reply else replies
             finally:
@@ -180,12 +181,12 @@ class GrpcWire:
             method = self._methods[place] = make(_SERVICE + name)
         return method
 
-    def _call_options(self, deadline: float, map_version: int) -> dict[str, Any]:
+    def _call_options(self, deadline: float, part_of: PartOf | None) -> dict[str, Any]:
         metadata = self._metadata
         if self._traceparent is not None and (span := self._traceparent()):
             metadata = (*metadata, ("traceparent", span))
-        if map_version:
-            metadata = (*metadata, (MAP_METADATA, str(map_version)))
+        if part_of is not None:
+            metadata = (*metadata, (MAP_METADATA, metadata_of(part_of)))
         return {
             "timeout": max(deadline - monotonic(), 0.001),
             "metadata": metadata,

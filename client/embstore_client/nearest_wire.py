@@ -18,7 +18,7 @@ from typing import Any
 
 from grpc import StatusCode
 
-from embstore.commands import GetServerInfo
+from embstore.commands import GetServerInfo, PartOf
 from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.results import ServerInfo
 from embstore_client.device_message import DeviceMessage
@@ -119,17 +119,17 @@ class NearestWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
         on_device = isinstance(message, DeviceMessage)
         wire = self._sharing(header, deadline) if on_device else self._wire(header, deadline)
         try:
-            return wire.send(verb, header, message, reply_bytes, deadline, map_version)
+            return wire.send(verb, header, message, reply_bytes, deadline, part_of)
         except NoSharedMemoryError:
             if on_device:
                 raise
-            return self._grpc.send(verb, header, message, reply_bytes, deadline, map_version)
+            return self._grpc.send(verb, header, message, reply_bytes, deadline, part_of)
         except WireError as exc:
             self._note(wire, exc)
             raise
@@ -154,12 +154,12 @@ class NearestWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
+        self, verb: Verb, header: bytes, deadline: float, part_of: PartOf | None = None
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield the messages of its answer; see `Wire.receive`."""
         wire = self._wire(header, deadline)
         try:
-            with wire.receive(verb, header, deadline, map_version) as messages:
+            with wire.receive(verb, header, deadline, part_of) as messages:
                 yield messages
         except WireError as exc:
             self._note(wire, exc)

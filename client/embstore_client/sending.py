@@ -53,10 +53,10 @@ class Sent:
                 f"expected {verb.document} of at most {transport.limits.call_bytes_max} "
                 f"bytes (limits.call_bytes_max), found {request.payload_bytes}"
             )
-        seconds, version = call.timeout_s, call.map_version
+        seconds, part_of = call.timeout_s, call.part_of
         if verb.is_streamed and call.message is None and not verb.is_bulk:
             take = call.take or partial(_last, call.progress)
-            return transport.receive(verb, request, take, timeout_s=seconds, map_version=version)
+            return transport.receive(verb, request, take, timeout_s=seconds, part_of=part_of)
         size = call.reply_bytes
         if size is None:
             size = reply_bytes(command, self._config_of)
@@ -64,7 +64,7 @@ class Sent:
             size = size * self._value_bytes // VALUE_BYTES
         size = max(size, int(verb.is_streamed))  # a stream returns rows, so more than 0
         send = transport.begin_epoch if type(command) in _BEGIN_EPOCH else transport.send
-        answer = send(verb, request, reply_bytes=size, timeout_s=seconds, map_version=version)
+        answer = send(verb, request, reply_bytes=size, timeout_s=seconds, part_of=part_of)
         return answer.value
 
 

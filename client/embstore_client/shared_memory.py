@@ -25,6 +25,7 @@ import numpy as np
 from grpc import StatusCode
 from numpy.typing import NDArray
 
+from embstore.commands import PartOf
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
 from embstore_client import device_segment
@@ -109,11 +110,11 @@ class SharedMemoryWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
         with self._call(deadline, on_device=isinstance(message, DeviceMessage)) as call:
-            call.send(verb, header, message, reply_bytes, map_version)
+            call.send(verb, header, message, reply_bytes, part_of)
             _, received = call.receive()
         return received if verb.has_bulk_reply else received.header
 
@@ -125,12 +126,12 @@ class SharedMemoryWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
+        self, verb: Verb, header: bytes, deadline: float, part_of: PartOf | None = None
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield the messages of its answer; see `Wire.receive`."""
         call = self._call(deadline)
         try:
-            call.send(verb, header, None, 0, map_version)
+            call.send(verb, header, None, 0, part_of)
             yield self._messages(verb, call)
         finally:
             call.give_up()  # has no effect on a call that has ended
@@ -218,10 +219,11 @@ class _Call:
         """The message of a call whose arrays and rows are in a GPU's memory; None: another call."""
 
     def send(
-        self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int, map_version: int
-    ) -> None:
+        self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int,
+        part_of: PartOf | None,
+    ) -> None:  # fmt: skip
         """Write the payload where the server reads it, and send the request."""
-        connection, payload, offset = self._connection, b"", None
+        connection, offset = self._connection, None
         size, front = 0 if message is None else message.payload_bytes, []
         if isinstance(message, DeviceMessage):
             self._on_device = message
@@ -233,17 +235,14 @@ class _Call:
             wanted = aligned(wanted) + reply_bytes
         if wanted > len(connection.segment):
             connection.ask_for(wanted, self._deadline)
-        view: Any = payload
+        view: Any = memoryview(bytearray(inline))
+        if size > inline:
+            offset, view = 0, connection.segment[:size].data
         if message is not None and size:
-            if inline:
-                view = memoryview(bytearray(size))
-            else:
-                offset, view = 0, connection.segment[:size].data
             message.write(view, copy)
         if self._wire.traceparent is not None and (span := self._wire.traceparent()):
             front.append(frames.trace(span))
-        if map_version:
-            front.append(frames.map_version(map_version))
+        front += [frames.part(part_of)] if part_of is not None else []
         seconds = max(self._deadline - monotonic(), 0.001)
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from grpc import StatusCode
 
 from embstore import commands as c
-from embstore.commands import Effect, Retry, after_timeout
+from embstore.commands import Effect, PartOf, Retry, after_timeout
 from embstore.config import Limits
 from embstore.errors import (
     DeadlineError,
@@ -108,18 +108,18 @@ class Transport:
         *,
         reply_bytes: int = 0,
         timeout_s: float | None = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> Answer:
         """Send a command with a single answer, and return the answer; raise the server's error.
 
-        `reply_bytes` is the approximate size of the reply, if it can be large. `map_version` is the
-        version of the cluster's shard map by which the command was split; 0: it was not split.
+        `reply_bytes` is the approximate size of the reply, if it can be large. `part_of` is the
+        command of a cluster of which the command is a part; None: it was not split.
         """
 
         def attempt(origin: Origin | None, deadline: float) -> Answer:
             header = request.serialised(origin)
             message, wire = request.message, self.wire
-            return verb.answer(wire.send(verb, header, message, reply_bytes, deadline, map_version))
+            return verb.answer(wire.send(verb, header, message, reply_bytes, deadline, part_of))
 
         answer = self._attempts(verb, attempt, timeout_s)
         if verb.command in _READ:
@@ -158,7 +158,7 @@ class Transport:
         take: Callable[[Iterator[Answer]], T],
         *,
         timeout_s: float | None = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> T:
         """Send a command that has several answers and can be sent again.
 
@@ -169,7 +169,7 @@ class Transport:
         serialised = request.serialised(None)
 
         def attempt(_: Origin | None, deadline: float) -> T:
-            with self.wire.receive(verb, serialised, deadline, map_version) as messages:
+            with self.wire.receive(verb, serialised, deadline, part_of) as messages:
                 return take(self._noted(map(verb.answer, messages)))
 
         return self._attempts(verb, attempt, timeout_s)

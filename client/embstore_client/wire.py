@@ -11,6 +11,7 @@ from typing import Protocol
 
 from grpc import StatusCode
 
+from embstore.commands import PartOf
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
 from embstore_proto.frame import Message
@@ -50,17 +51,17 @@ class Wire(Protocol):
         message: Message | None,
         reply_bytes: int,
         deadline: float,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> bytes | Received:
         """Send a call with one answer, and return the answer. Raises WireError.
 
-        `reply_bytes` is the approximate size of the answer, if it can be large. `map_version` is
-        the version of the cluster's shard map by which the call was split; it is sent outside the
-        message, like a trace id. 0: the call was not split.
+        `reply_bytes` is the approximate size of the answer, if it can be large. `part_of` is the
+        command of a cluster of which the call's command is a part; it is sent outside the message,
+        like a trace id. None: the command was not split.
         """
 
     def receive(
-        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
+        self, verb: Verb, header: bytes, deadline: float, part_of: PartOf | None = None
     ) -> AbstractContextManager[Iterator[bytes | Received]]:
         """Send a call, and yield the messages of its answer; leaving the block ends the call.
         Raises WireError, also while the messages are received."""

@@ -1,6 +1,7 @@
 """The interface of an object that executes commands."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
@@ -21,6 +22,19 @@ ON_DEVICE: Final = RowsIn.DEVICE
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class PartOf:
+    """The command of a cluster of which a shard's command is a part."""
+
+    map_version: int
+    """The version of the map by which the command was split."""
+    command_id: int = 0
+    """A random number above 0 below 2**63, the same for all parts of a command; 0: the command does
+    not write, or is sent to one shard."""
+    is_check: bool = False
+    """Whether the shard only checks whether it would execute its part, and changes nothing."""
+
+
 class Executor(Protocol):
     """An object that executes commands. Any thread can call it."""
 
@@ -31,7 +45,7 @@ class Executor(Protocol):
         out: Any = None,
         timeout_s: float | None = None,
         progress: "Progress | None" = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> R:
         """Execute a command and return its result.
 
@@ -46,13 +60,12 @@ class Executor(Protocol):
         progress : for a command that takes long: called between pieces of the work with the amount
             done and the whole amount; an error that `progress` raises ends some commands (for
             example `GetDigest`)
-        map_version : for a shard: the version of the map by which the command was split; 0: the
-            command is for this shard under any map; the negated version: the shard checks whether
-            it would execute a command that writes, and changes nothing
+        part_of : for a shard: the command of the cluster of which this command is a part; None:
+            the command is for this shard under any map
 
         Returns
         -------
-        The command's result. If the shard only checks the command, it returns nothing: it raises
+        The command's result. If the shard only checks its part, it returns nothing: it raises
         WritesPausedError if it would execute the command.
 
         Raises

@@ -27,12 +27,14 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
     pauses; during the pause, a `PauseWrites` of another client is refused. `until` is a barrier
     that other shards have reached: the shard still applies the commands that it lacks up to that
     position, and the answer is the shard's position at the time of the answer. With `lease_ms` the
-    pause ends by itself, after that time or when the process ends.
+    pause ends by itself, after that time or when the process ends. The shard refuses its parts of
+    the cluster's commands whose ids are in `given_up` from then on.
     """
 
     by: str
     until: results.Barrier | None = None
     lease_ms: int = 0
+    given_up: tuple[int, ...] = ()
 
 
 class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):

@@ -22,11 +22,12 @@ from embstore import commands as c
 from embstore.arithmetic.denormals import kept
 from embstore.cache.arena import HostCache
 from embstore.checks import checked
-from embstore.commands import Command, Effect, Progress, Retry
+from embstore.commands import Command, Effect, PartOf, Progress, Retry
 from embstore.device.base import Device
 from embstore.engine import admin, rows, scans, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
+from embstore.engine.cluster_commands import ClusterCommands
 from embstore.engine.commits import OwnCommits
 from embstore.engine.digests import Digests
 from embstore.engine.recovery import recover
@@ -125,8 +126,8 @@ class Engine:
         self.shard: ShardPlace | None = None
         """The store's shard number and cluster map; the module `sharding` replaces them as one
         object. None: the store is no shard."""
-        self._is_abandoned = False
-        self.is_left_to_log = False
+        self.cluster_commands = ClusterCommands()
+        self._is_abandoned = self.is_left_to_log = False
         """Whether `close` makes no commit, because the command log contains the changes."""
         self.scans = Scans(self.tables, self.commits)
         # These objects refer to the frame, so the frame holds only weak references to them.
@@ -179,7 +180,7 @@ class Engine:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> R:
         """Execute a command and return its result; see `embstore.commands.Executor`.
 
@@ -197,7 +198,7 @@ class Engine:
                 command = checked(command)
                 self.sessions.wait_for_turn(cast(Any, command), timeout_s)
             result = self._begin(
-                command, out=out, progress=progress, map_version=map_version, is_checked=finishes
+                command, out=out, progress=progress, part_of=part_of, is_checked=finishes
             )
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
@@ -229,7 +230,7 @@ class Engine:
         out: Any = None,
         progress: Progress | None = None,
         origin: Any = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
         is_checked: bool = False,
     ) -> Any | StepOutcome | StepLookup:
         """Execute a command; return a handle if the command waits for ranks or steps.
@@ -241,14 +242,14 @@ class Engine:
         if not is_checked:
             command = checked(command)
         into = out if progress is None else progress
-        self.replication.check(command, is_part=bool(map_version))
+        self.replication.check(command, is_part=part_of is not None)
         if self.tables.splitting.is_due:
             self._go_on_splitting()
         if self.commits.write_back.owed_bytes and command.effect is Effect.WRITES:
             self.commits.write_back.pay()
-        if map_version:
+        if part_of is not None:
             work = partial(self._begun, command, into, origin)
-            return sharding.by_map(self, command, map_version, work)
+            return sharding.by_map(self, command, part_of, work)
         if origin is None or self.log is None:
             return HANDLERS[type(command)](self, command, into)
         return self._begun(command, into, origin)

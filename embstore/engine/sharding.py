@@ -13,7 +13,7 @@ split by the map with which the session's ranks have joined; the session ends wh
 replaced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -22,9 +22,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from embstore import commands as c
-from embstore.commands import Effect, Trait
+from embstore.commands import Effect, PartOf, Trait
 from embstore.engine.admin import describe
-from embstore.errors import InvalidArgumentError, MovedError, SessionExpiredError, WritesPausedError
+from embstore.errors import (
+    EmbstoreError,
+    InvalidArgumentError,
+    MovedError,
+    SessionExpiredError,
+    WritesPausedError,
+)
 from embstore.results import Barrier, NamedPlace, Place
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
@@ -68,17 +74,20 @@ def check_version(engine: "Engine", version: int) -> None:
 
 
 def by_map(
-    engine: "Engine", command: c.Command[Any], version: int, begin: Callable[[], Any]
+    engine: "Engine", command: c.Command[Any], part_of: PartOf, begin: Callable[[], Any]
 ) -> Any:
-    """Begin a command that its sender has split by version `version` of the cluster's map.
+    """Begin a command that is a part of a cluster's command.
 
-    A negated version: check the command, and raise WritesPausedError if it would be executed.
+    `part_of.is_check`: check the command, and raise WritesPausedError if it would be executed.
 
-    Raises MovedError if the shard's map splits the command in another way; in that case nothing has
-    changed.
+    Raises
+    ------
+    MovedError : the shard's map splits the command in another way; nothing has changed.
+    OutcomeUnknownError : the cluster's command was given up; nothing has changed.
     """
-    if version < 0:
-        _check(engine, command, -version, begin)
+    version = part_of.map_version
+    if part_of.is_check:
+        _check(engine, command, version, begin)
     if Trait.JOINS in command.traits:  # runs without the engine: check again afterwards
         check_version(engine, version)
         joined = begin()
@@ -95,7 +104,26 @@ def by_map(
         return begin()
     with engine.tables.frame.turn():
         check_version(engine, version)
-        return begin()
+        return _answered(engine, part_of.command_id, begin)
+
+
+def _answered(engine: "Engine", command_id: int, begin: Callable[[], Any]) -> Any:
+    """Begin a command, and note that this part of the cluster's command was answered, unless its
+    sender sends it again. The caller has the engine."""
+    commands = engine.cluster_commands
+    commands.check(command_id)
+    commands.running = command_id
+    try:
+        result = begin()
+    except WritesPausedError:
+        raise
+    except EmbstoreError:
+        commands.answered(command_id)
+        raise
+    finally:
+        commands.running = 0
+    commands.answered(command_id)
+    return result
 
 
 def _check(
@@ -109,8 +137,7 @@ def _check(
     """
     if not command.can_be_checked:
         raise InvalidArgumentError(
-            f"{type(command).__name__} cannot be checked only: expected a version of the map "
-            f"above 0, found {-version}"
+            f"{type(command).__name__} cannot be checked only: expected a command to execute"
         )
     storage = engine.storage
     with engine.tables.frame.turn():
@@ -183,6 +210,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
     storage.next_table_id = barrier.next_table_id
     for name in list(tables.places):
         tables.drop_place(name)
+    engine.cluster_commands.adopt(barrier.answered)
     for one in barrier.places:
         reached = Place(one.step, dict(one.table_ids), barrier.command)
         tables.note_place(one.session, reached)
@@ -205,25 +233,27 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
             frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)
+        engine.cluster_commands.give_up(command.given_up)
         if command.until is not None:
-            frame.may_pass = partial(_is_before, engine, command.until)
+            answered = frozenset(command.until.answered)
+            frame.may_pass = partial(_is_before, engine, command.until, answered)
         return barrier(engine)
 
 
-def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> bool:
-    """Return whether this store must still apply a command that writes, to reach the barrier
-    `until`. The caller has the engine.
+def _is_before(
+    engine: "Engine", until: Barrier, answered: Container[int], place: SessionPlace | None
+) -> bool:
+    """Return whether this store must still apply the running command, which writes, to reach the
+    barrier `until`. The caller has the engine.
 
     A step of a session must be applied if its number is not higher than the session's step in the
-    barrier. Any other command must be applied as long as a table has fewer updates than in the
-    barrier.
+    barrier. Any other command must be applied if another shard has answered its part of it.
     """
     if place is not None:
         return any(
             one.session == place.session and place.place.step <= one.step for one in until.places
         )
-    tables = engine.tables.by_id
-    return any(one.table_id in tables and tables[one.table_id].t < one.t for one in until.tables)
+    return engine.cluster_commands.running in answered
 
 
 def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:
@@ -254,6 +284,7 @@ def barrier(engine: "Engine") -> Barrier:
             NamedPlace(name, place.step, dict(place.table_ids))
             for name, place in sorted(tables.places.items())
         ),
+        engine.cluster_commands.ids,
     )
 
 

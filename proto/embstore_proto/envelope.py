@@ -1,24 +1,37 @@
 """Values that are sent with a command. The origin of a mutating command ensures that the command is
 applied once. The version of the shard map tells a shard by which map a command was split."""
 
+import re
 from dataclasses import dataclass
+
+from embstore.commands import PartOf
 
 CLIENT_ID_CHARACTERS_MAX = 64
 MAP_METADATA = "embstore-map"
-"""The metadata key of the version of the shard map by which a call was split. With a minus before
-the version, the shard checks whether it would execute the call, and changes nothing."""
-_DIGITS_MAX, _NO_MAP = 19, 1 << 63
+"""The metadata key of a call that is a part of a cluster's command: the version of the shard map by
+which the command was split; then, if the command writes, a colon and the command's id. With a minus
+before the version, the shard checks whether it would execute its part, and changes nothing."""
+_FORM = re.compile(r"(-?)([0-9]{1,19})(?::([0-9]{1,19}))?", re.ASCII)
+_NO_MAP = 1 << 63
 
 
-def map_version(text: str | bytes) -> int:
-    """Return the version of the shard map in a call's metadata, below 0 with a minus before it; 0:
-    there is none. For text that is not a version, return a version that no map has."""
+def metadata_of(part_of: PartOf) -> str:
+    """Return the metadata of a part of a cluster's command."""
+    sign = "-" if part_of.is_check else ""
+    ending = f":{part_of.command_id}" if part_of.command_id else ""
+    return f"{sign}{part_of.map_version}{ending}"
+
+
+def part_of(text: str | bytes) -> PartOf | None:
+    """Return what a call's metadata says, None if it is empty. For text of another form, return a
+    map version that no map has."""
     if not text:
-        return 0
-    digits = text.removeprefix("-") if isinstance(text, str) else ""
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _DIGITS_MAX:
-        return _NO_MAP
-    return int(text)
+        return None
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return PartOf(_NO_MAP)
+    sign, version, command_id = found.groups("0")
+    return PartOf(int(version), int(command_id), sign == "-")
 
 
 @dataclass(frozen=True)

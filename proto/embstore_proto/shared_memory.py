@@ -29,6 +29,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from embstore.commands import PartOf
 from embstore.errors import InvalidArgumentError
 
 PROTOCOL = b"embstore shared memory 1\n"
@@ -42,7 +43,7 @@ HEAD_BYTES = _HEAD.size
 _CALL = struct.Struct("<dIQQ")
 _ANSWER = struct.Struct("<IQQ")
 _SEGMENT = struct.Struct("<Q")
-_MAP = struct.Struct("<q")
+_MAP = struct.Struct("<QQ?")
 
 _INLINE = (1 << 64) - 1
 """The offset that stands for no offset: the payload follows its header."""
@@ -154,17 +155,15 @@ def trace_of(body: bytes) -> str:
     return body.decode("ascii", "replace")
 
 
-def map_version(version: int) -> bytes:
-    """Return the frame with the version of the map by which the next call was split; below 0, the
-    shard only checks the call (`envelope.MAP_METADATA`)."""
-    return frame_of(Kind.MAP, _MAP.pack(version))
+def part(part_of: PartOf) -> bytes:
+    """Return the frame with the command of a cluster of which the next call's command is a part."""
+    return frame_of(Kind.MAP, _MAP.pack(part_of.map_version, part_of.command_id, part_of.is_check))
 
 
-def map_version_of(body: bytes) -> int:
-    """Return the version in a client's frame."""
+def part_of(body: bytes) -> PartOf:
+    """Return the content of a client's frame."""
     check(len(body) == _MAP.size)
-    (version,) = _MAP.unpack(body)
-    return int(version)
+    return PartOf(*_MAP.unpack(body))
 
 
 def call(

@@ -12,6 +12,7 @@ import pytest
 
 import embstore
 from embstore import commands as c
+from embstore.commands import PartOf
 from embstore.config import Adam, Sgd
 from embstore.errors import (
     CheckpointNotFoundError,
@@ -333,10 +334,10 @@ def test_a_call_by_another_map_is_refused_and_has_done_nothing(cluster):
     addresses = replace(cluster.map, version=old + 1)
     shard.execute(c.SetShardMap(addresses))
     update = c.SetLearningRate("a", None, 0.25)
-    shard.execute(update, map_version=old)  # it is split alike
-    shard.execute(update, map_version=old + 1)
+    shard.execute(update, part_of=PartOf(old))  # it is split alike
+    shard.execute(update, part_of=PartOf(old + 1))
     with pytest.raises(MovedError, match="split by version 3"):
-        shard.execute(update, map_version=old + 2)
+        shard.execute(update, part_of=PartOf(old + 2))
     cluster.engines[1].execute(update)
     cluster.engines[1].execute(c.SetShardMap(addresses))
     cluster.map = addresses
@@ -350,7 +351,7 @@ def test_a_call_by_another_map_is_refused_and_has_done_nothing(cluster):
         c.JoinSession("s", 0),
     ):
         with pytest.raises(MovedError, match="take the newest map"):
-            shard.execute(refused, map_version=old)
+            shard.execute(refused, part_of=PartOf(old))
     assert Store(shard).command == command
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.commands import COMMANDS, Retry, Trait
+from embstore.commands import COMMANDS, PartOf, Retry, Trait
 from embstore.config import Sgd
 from embstore.errors import (
     CapacityError,
@@ -28,6 +28,7 @@ from embstore.errors import (
     WritesPausedError,
 )
 from embstore.handles.store import Store
+from embstore_client import barrier
 from embstore_client.barrier import pause_each
 from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
@@ -131,8 +132,9 @@ def test_a_shard_that_is_down_refuses_a_change_for_all(cluster, change):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("error", [DeadlineError("no answer"), CapacityError("the disk is full")])
 def test_a_shard_that_fails_after_the_check_is_told_and_the_command_completes_it(
-    cluster, change, error
+    cluster, change, error, monkeypatch
 ):
+    monkeypatch.setattr(barrier, "_LOOK_S", 1e-3)  # for the part that does not come
     seen = []
 
     def fail_once(command: Any) -> None:
@@ -196,7 +198,7 @@ def test_rates_that_differ_are_named(cluster):
 
 
 def test_a_check_changes_nothing_and_ignores_a_pause(cluster):
-    shard, version = cluster.engines[0], -cluster.map.version
+    shard, part_of = cluster.engines[0], PartOf(cluster.map.version, is_check=True)
     Store(shard).pause_writes("the test")
     before = state_of(Store(shard))
     for command in (
@@ -209,7 +211,7 @@ def test_a_check_changes_nothing_and_ignores_a_pause(cluster):
         c.Checkpoint("l3", {}),
     ):
         with pytest.raises(WritesPausedError, match="to be checked only"):
-            shard.execute(command, map_version=version)
+            shard.execute(command, part_of=part_of)
         assert state_of(Store(shard)) == before, command
     shard.execute(c.ResumeWrites())
 
@@ -226,7 +228,7 @@ def test_an_update_is_not_checked_only(cluster):
     shard, before = cluster.engines[0], states(cluster)
     update = c.PutRows(c.TableKeys("a", None, KEYS[:0]), ROWS[:0], ROWS[:0, :0], 1)
     with pytest.raises(InvalidArgumentError, match="cannot be checked only"):
-        shard.execute(update, map_version=-cluster.map.version)
+        shard.execute(update, part_of=PartOf(cluster.map.version, is_check=True))
     assert states(cluster) == before
 
 

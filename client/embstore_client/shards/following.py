@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from embstore import commands as c
-from embstore.commands import Command, Executor, Progress
+from embstore.commands import Command, Executor, PartOf, Progress
 from embstore.errors import EmbstoreError, MovedError, OutcomeUnknownError
 from embstore.results import ServerInfo
 from embstore.sharding import ShardMap
@@ -79,7 +79,7 @@ class Following:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> R:
         """Execute a command; see `embstore.commands.Executor`."""
         for _ in range(_MAPS_MAX):

@@ -11,12 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from secrets import randbits
 from typing import Any, TypeVar, cast
 
 from embstore import commands as c
 from embstore.arrays import Keys, check_on_host, outside
 from embstore.checks import checked
-from embstore.commands import Command, Effect, Executor, Progress, Trait
+from embstore.commands import Command, Effect, Executor, PartOf, Progress, Trait
 from embstore.commands.joins import Join
 from embstore.config import Limits
 from embstore.errors import (
@@ -129,7 +130,7 @@ class Router:
         out: Any = None,
         timeout_s: float | None = None,
         progress: Progress | None = None,
-        map_version: int = 0,
+        part_of: PartOf | None = None,
     ) -> R:
         """Execute a command; see `embstore.commands.Executor`.
 
@@ -197,33 +198,31 @@ class Router:
         call: Call,
         left: Container[int] = (),
         *,
+        command_id: int = 0,
         is_check: bool = False,
     ) -> R:
         """Return one shard's answer; None if the shard is only to check the command, and would
         execute it. Send nothing to the successor of a shard in `left`, which nobody waits for."""
-        version = 0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version
+        part_of = None
+        if Trait.OF_ANY_MAP not in command.traits:
+            part_of = PartOf(self.shard_map.version, command_id, is_check)
 
-        def send(executor: Executor, version: int) -> R:
-            return executor.execute(
-                command,
-                out=call.out,
-                timeout_s=call.timeout_s,
-                progress=call.progress,
-                map_version=-version if is_check else version,
-            )
+        def send(executor: Executor, part_of: PartOf | None) -> R:
+            return executor.execute(command, part_of=part_of, **vars(call))
 
         with suppress(WritesPausedError) if is_check else nullcontext():
             try:
-                once = partial(send, self.shards[shard], version)
+                once = partial(send, self.shards[shard], part_of)
                 if is_check:
                     return once()
                 check = partial(self.check_newest, {0, shard})
                 return retry_while_paused(once, check, call.timeout_s or self.timeout_s)
             except (MovedError, PermissionDeniedError):  # the shard has executed nothing
-                successor = self.successor_of(shard) if version else None
+                successor = None if part_of is None else self.successor_of(shard)
                 if successor is None or shard in left:
                     raise
-                return send(*successor)
+                executor, version = successor
+                return send(executor, PartOf(version, command_id, is_check))
         return cast(R, None)
 
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
@@ -289,11 +288,14 @@ class Router:
         call = call or Call()
         done = _Sums(len(commands), call.progress)
         left: dict[int, MovedError | OutcomeUnknownError] = {}
+        is_write = any(one.effect is Effect.WRITES for one in commands.values())
+        tracked = is_write and len(commands) > 1 and not is_check
+        command_id = randbits(62) + 1 if tracked else 0
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
             part = Call(None, call.timeout_s, progress)
-            return self._at(shard, command, part, left, is_check=is_check)
+            return self._at(shard, command, part, left, command_id=command_id, is_check=is_check)
 
         works = {
             shard: partial(execute, place, shard, command)

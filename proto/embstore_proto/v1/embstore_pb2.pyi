@@ -1085,16 +1085,18 @@ class SetShardMapReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
 class Barrier(_message.Message):
-    __slots__ = ("command", "tables", "next_table_id", "places")
+    __slots__ = ("command", "tables", "next_table_id", "places", "answered")
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     NEXT_TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     command: int
     tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
     next_table_id: int
     places: _containers.RepeatedCompositeFieldContainer[NamedPlace]
-    def __init__(self, command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ..., next_table_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[NamedPlace, _Mapping]]] = ...) -> None: ...
+    answered: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ..., next_table_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[NamedPlace, _Mapping]]] = ..., answered: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NamedPlace(_message.Message):
     __slots__ = ("session", "step", "table_ids")
@@ -1114,14 +1116,16 @@ class NamedPlace(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., table_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PauseWritesRequest(_message.Message):
-    __slots__ = ("by", "until", "lease_ms")
+    __slots__ = ("by", "until", "lease_ms", "given_up")
     BY_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     by: str
     until: Barrier
     lease_ms: int
-    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Barrier, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    given_up: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Barrier, _Mapping]] = ..., lease_ms: _Optional[int] = ..., given_up: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PauseWritesReply(_message.Message):
     __slots__ = ("context", "barrier")

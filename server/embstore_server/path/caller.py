@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from embstore.arrays import length
-from embstore.commands import Command, Part
+from embstore.commands import Command, Part, PartOf
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.path.concurrency import Place
 from embstore_server.telemetry.logs import event
@@ -35,9 +35,8 @@ class Caller:
     label: str = ""
     request: str = ""
     traceparent: str = ""
-    map_version: int = 0
-    """The version of the shard map by which the call's command was split; 0: the command was not
-    split."""
+    part_of: PartOf | None = None
+    """The command of a cluster of which the call's command is a part; None: it was not split."""
     process: int = 0
     """The process that calls, if the server can observe the end of that process
     (`shared_memory.processes`)."""

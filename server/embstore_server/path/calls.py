@@ -204,7 +204,7 @@ class Calls:
             command = self._service.arrived(verb, caller, request).command
             service.note(caller, command)
             execute = partial(
-                Engine.begin, command=command, progress=progress, map_version=caller.map_version
+                Engine.begin, command=command, progress=progress, part_of=caller.part_of
             )
             answered = answering(execute, service.instance)(engine)
             return verb.framed(answered.value, answered.context)
@@ -235,8 +235,8 @@ class Calls:
         rows = ReplyRows(call)
 
         def work(engine: Engine, _: Progress) -> Framed:
-            version = caller.map_version
-            execute = partial(Engine.begin, command=command, out=rows, map_version=version)
+            part_of = caller.part_of
+            execute = partial(Engine.begin, command=command, out=rows, part_of=part_of)
             answered = answering(execute, self._service.instance)(engine)
             return verb.framed(answered.value, answered.context, places=rows.blank)
 

@@ -167,7 +167,7 @@ class Service(Served):
         if self.durable is not None and log is not None and not self.durable.has(log.mark):
             return None  # the lookups may have to wait for the disk
         began = monotonic()
-        versions = {caller.map_version for caller in callers} - {0}
+        versions = {one.part_of.map_version for one in callers if one.part_of is not None}
         work = answering(lambda e: e.look_up_resident(commands, outs, versions), self.instance)
         answered: Answered | None = self.worker.at_once(work)
         if answered is None or answered.value is None:
@@ -179,7 +179,7 @@ class Service(Served):
     def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
         """Begin a command, if the share of its caller allows the call."""
         shares.check(caller.principal, command, engine)
-        return command.short_answer(engine.begin(command, map_version=caller.map_version, **how))
+        return command.short_answer(engine.begin(command, part_of=caller.part_of, **how))
 
     def reservation(self, caller: Caller) -> Reservation:
         """Return a reservation, which is released at the end of its block."""
@@ -196,7 +196,7 @@ class Service(Served):
 
         def work(engine: Engine, progress: Progress) -> Answered:
             execute = partial(
-                Engine.begin, command=command, progress=progress, map_version=caller.map_version
+                Engine.begin, command=command, progress=progress, part_of=caller.part_of
             )
             return answering(execute, self.instance)(engine)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import DeadlineError, InvalidArgumentError
 from embstore_proto import frame
-from embstore_proto.envelope import MAP_METADATA, map_version
+from embstore_proto.envelope import MAP_METADATA, part_of
 from embstore_proto.frame import Blank, Framed
 from embstore_proto.received import Assembly
 from embstore_proto.status import NOT_AGAIN_METADATA
@@ -149,7 +149,7 @@ class GrpcIncoming:
             label,
             request,
             traceparent,
-            map_version(self._metadata.get(MAP_METADATA, "")),
+            part_of(self._metadata.get(MAP_METADATA, "")),
         )
 
     def has_room(self, count: int) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from embstore.commands import PartOf
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore_proto import device_segment as device_wire
 from embstore_proto import shared_memory as wire
@@ -63,10 +64,8 @@ class Connection:
         """The id of the client's process in `Processes`."""
         self.authorization = self.label = ""
         self._frame_bytes_max = port.frame_bytes_max("")
-        self.traceparent = ""
-        """The trace parent of the next call."""
-        self.map_version = 0
-        """The version of the shard map by which the next call was split."""
+        self.traceparent = ""  # of the next call, as the next field
+        self.part_of: PartOf | None = None
         self.segment: HostSegment | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
@@ -122,12 +121,12 @@ class Connection:
         size, kind, small = wire.head_of(received)
         begin = wire.HEAD_BYTES
         if kind == Kind.MAP and len(received) >= begin + size + wire.HEAD_BYTES:
-            version = bytes(received[begin : begin + size])
+            part = bytes(received[begin : begin + size])
             begin += size
             size, kind, small = wire.head_of(received[begin : begin + wire.HEAD_BYTES])
             begin += wire.HEAD_BYTES
         else:
-            version = b""
+            part = b""
         if kind != Kind.CALL or len(received) != begin + size:
             return None
         if self.device.announced is not None or self.traceparent:  # by earlier frames
@@ -136,7 +135,7 @@ class Connection:
             asked = wire.call_of(bytes(received[begin:]), small)
             if asked.verb != _LOOKUP.name or asked.size > _AT_ONCE_BYTES:
                 return None
-            self.map_version = wire.map_version_of(version) if version else 0
+            self.part_of = wire.part_of(part) if part else None
             call = SharedIncoming(self, asked)
             return call, call.request(_LOOKUP)
         except InvalidArgumentError:
@@ -178,7 +177,7 @@ class Connection:
                     case Kind.TRACE:
                         self.traceparent = wire.trace_of(body)[:_LABEL_CHARACTERS_MAX]
                     case Kind.MAP:
-                        self.map_version = wire.map_version_of(body)
+                        self.part_of = wire.part_of(body)
                     case Kind.HELLO:
                         self.authorization, label = wire.said(body)
                         self.label = label[:_LABEL_CHARACTERS_MAX]
@@ -363,7 +362,7 @@ class SharedIncoming:
         self._end = 0  # end of the used part of the segment
         self.device: DeviceCall | None = connection.device.call()
         self._traceparent, connection.traceparent = connection.traceparent, ""
-        self._map_version, connection.map_version = connection.map_version, 0
+        self._part_of, connection.part_of = connection.part_of, None
 
     def caller(self, verb: str) -> Caller:
         """Return the caller, with the call's deadline."""
@@ -376,7 +375,7 @@ class SharedIncoming:
             deadline,
             connection.label,
             traceparent=self._traceparent,
-            map_version=self._map_version,
+            part_of=self._part_of,
             process=connection.process,
         )
         return self._caller
