@@ -14,6 +14,7 @@ that no message names, whose digest stays, and whose rows a client reads after e
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,12 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.config import Adam, Sgd, TableConfig, Uniform
-from embstore.errors import InvalidArgumentError, OutcomeUnknownError, UnauthenticatedError
+from embstore.errors import (
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+    UnauthenticatedError,
+)
 from embstore.results import Place
 from embstore.values import same
 from embstore_client import connect
@@ -142,7 +148,8 @@ class OwnUpdate:
     def _begin_anew(self) -> None:
         """Take away what there is beside the witness, and make the tables."""
         for session in self._executed(c.GetStats())["sessions"]["open"]:
-            self._executed(c.EndSession(session["name"]))
+            with suppress(SessionExpiredError):  # its lease, from a mutation, may just have run out
+                self._executed(c.EndSession(session["name"]))
         for table in self._executed(c.ListTables()):
             if table.config.name != WITNESS:
                 self._executed(c.DropTable(table.config.name))
