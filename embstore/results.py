@@ -89,6 +89,8 @@ class ServerInfo:
     """The store's number as a shard; None: it is not a shard of a cluster."""
     shard_map: ShardMap | None = None
     """The map of the cluster, with the addresses of all shards."""
+    next_table_id: int = 0
+    """The id of the next table that a shard creates; 0: the store is not a shard of a cluster."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
-from embstore.errors import EmbstoreError
-
 
 class Join(Protocol):
     """A function that makes one answer from several answers."""
@@ -78,23 +76,3 @@ def acknowledged(answers: Sequence[Any]) -> Any:
     return replace(
         answers[0], t={name: min(one.t[name] for one in answers) for name in answers[0].t}
     )
-
-
-def same(attribute: str) -> Join:
-    """Return the join whose result is the first shard's answer, if this attribute is equal in all
-    answers.
-
-    The join raises EmbstoreError if the attribute differs.
-    """
-    of = attrgetter(attribute)
-
-    def join(answers: Sequence[Any]) -> Any:
-        found = [of(answer) for answer in answers]
-        if any(one != found[0] for one in found):
-            raise EmbstoreError(
-                f"expected the same {attribute} from every shard, found {found}: several clients "
-                "have created tables at the same time; drop this table, and create it again"
-            )
-        return answers[0]
-
-    return join

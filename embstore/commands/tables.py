@@ -8,9 +8,13 @@ from embstore.results import Acknowledged, Deleted
 
 
 class CreateTable(Command[results.TableDescription], effect=Effect.WRITES, traits=Trait.AUDITED):
-    """Create a table, or find the table of that name, which must have the same configuration."""
+    """Create a table, or find the table of that name, which must have the same configuration.
+
+    A new table gets the next id, or `first_id` if that is larger, but by 256 at most.
+    """
 
     config: TableConfig
+    first_id: int = 0
 
 
 class GetTable(Command[results.TableDescription], effect=Effect.READS, join=joins.table):

@@ -45,6 +45,7 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
         limits=tables.limits,
         shard=None if place is None else place.shard,
         shard_map=None if place is None else place.shard_map,
+        next_table_id=0 if place is None else engine.storage.next_table_id,
     )
 
 
@@ -104,7 +105,7 @@ def describe(table: TableState) -> TableDescription:
 def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDescription:
     """Create a table, or find it if it exists."""
     with engine.tables.writing(command):
-        table, is_new = engine.tables.create(command.config)
+        table, is_new = engine.tables.create(command.config, command.first_id)
         if is_new:
             engine.frequencies.load(table)
         return describe(table)

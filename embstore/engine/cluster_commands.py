@@ -20,7 +20,7 @@ from embstore.errors import OutcomeUnknownError
 _KEPT_S = 300.0
 """Seconds after which an id is forgotten: far longer than a client takes to send all parts of a
 command."""
-_KEPT_MAX = 1 << 16
+_KEPT_MAX = 1 << 14
 
 
 class ClusterCommands:

@@ -224,15 +224,15 @@ class Contents:
         """Return the paths of the files that a catalogue names and that never change."""
         return {IDENTITY, *catalogues.paths(catalogue)}
 
-    def reserve_table_ids(self) -> None:
+    def reserve_table_ids(self, first: int) -> None:
         """Set the catalogue's tail, and make its next table id larger than the ids of the next
-        tables. If their creation is lost in a crash, their ids are not used again, and old handles
-        do not stand for other tables.
+        tables, from the id `first` on. If their creation is lost in a crash, their ids are not used
+        again, and old handles do not stand for other tables.
 
         A shard reserves none: ids are equal on all shards, of which only some may lose commands.
         """
         is_shard = self.files.exists(shard.PATH)
-        following = min(self.next_table_id + _IDS_RESERVED * (not is_shard), TABLE_IDS_MAX)
+        following = min(first + _IDS_RESERVED * (not is_shard), TABLE_IDS_MAX)
         self.replace_catalogue(replace(self.catalogue, tail=True, next_table_id=following))
 
     def replace_catalogue(self, new: Catalogue) -> None:

@@ -138,7 +138,7 @@ class Storage:
     def begin_tail(self) -> None:
         """Record that commands follow the last commit: if they are lost, a new epoch begins."""
         if not self.catalogue.tail:
-            self._contents.reserve_table_ids()
+            self._contents.reserve_table_ids(self.next_table_id)
 
     def end_tail(self) -> None:
         """Record that all commands after the last commit are durable in the command log."""
@@ -167,12 +167,12 @@ class Storage:
     def create_table(self, table: TableEntry) -> None:
         """Begin to create a table. The table has no rows yet, so none is written."""
         self.end_check()
-        if self.catalogue.tail and self.next_table_id >= self.catalogue.next_table_id:
-            self._contents.reserve_table_ids()
+        if self.catalogue.tail and table.table_id >= self.catalogue.next_table_id:
+            self._contents.reserve_table_ids(table.table_id)
         self.begin_change()
         self._contents.name(table)
         self.ids.create(table)
-        self._contents.next_table_id = max(self.next_table_id, table.table_id + 1)
+        self._contents.next_table_id = table.table_id + 1
 
     def drop_table(self, table_id: int) -> None:
         """Forget a table's rows. The files of these rows stay as long as a kept checkpoint names

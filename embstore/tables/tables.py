@@ -35,6 +35,8 @@ from embstore.tables.state import TableState
 PLACES_MAX = 4096
 """The most resume positions that are kept; `tables.owners` decides which positions are kept."""
 
+_IDS_SKIPPED_MAX = 256
+
 
 class Tables:
     """The tables of one store. Used inside a call, except methods documented for any thread."""
@@ -96,7 +98,7 @@ class Tables:
 
     # Creating and removing
 
-    def create(self, config: TableConfig) -> tuple[TableState, bool]:
+    def create(self, config: TableConfig, first_id: int = 0) -> tuple[TableState, bool]:
         """Create a table, or find the existing table; return the table and whether it is new.
 
         Raises
@@ -108,7 +110,7 @@ class Tables:
             return self._same(config), False
         self._check_room_for_table(config)
         entry = TableEntry(
-            self.storage.next_table_id,
+            _new_id(self.storage.next_table_id, first_id),
             config.identity(),
             config.rows,
             float(config.optimizer.learning_rate),
@@ -384,3 +386,9 @@ def _initializer_values(initializer: Initializer) -> tuple[int, float, float]:
             return 1, low, float(np.float32(high) - np.float32(low))
         case Normal(mean, std):
             return 2, mean, std
+
+
+def _new_id(next_id: int, first_id: int) -> int:
+    """Return the id of a new table: `first_id` or more, unless that would skip too many ids, of
+    which a store has only so many."""
+    return max(next_id, min(first_id, next_id + _IDS_SKIPPED_MAX, TABLE_IDS_MAX - 1))

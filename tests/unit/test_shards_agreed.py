@@ -11,12 +11,13 @@ import pytest
 
 from embstore import commands as c
 from embstore.commands import COMMANDS, PartOf, Retry, Trait
-from embstore.config import Sgd
+from embstore.config import Sgd, TableConfig
 from embstore.errors import (
     CapacityError,
     CheckpointNotFoundError,
     CheckpointProtectedError,
     DeadlineError,
+    EmbstoreError,
     InvalidArgumentError,
     MovedError,
     OutcomeUnknownError,
@@ -184,6 +185,29 @@ def test_a_table_that_some_shards_lack_is_named_and_can_be_dropped(cluster):
     store.drop_table("half")
     with pytest.raises(TableNotFoundError):
         store.drop_table("half")
+
+
+@pytest.mark.parametrize("shard", range(3))
+def test_after_half_created_tables_were_dropped_another_one_is_created(cluster, shard):
+    store, engine = cluster.store(), cluster.engines[shard]
+    for name in ("b", "c"):
+        engine.execute(c.CreateTable(TableConfig.checked(name, **table(Sgd(0.1)))))
+        store.drop_table(name)
+    store.create_table("d", **table(Sgd(0.1))).update(KEYS, ROWS)
+    assert len({one.execute(c.GetTable("d")).table_id for one in cluster.shards()}) == 1
+
+
+def test_a_table_with_different_ids_is_named_and_can_be_created_again(cluster):
+    """As of clients that create two tables at the same time."""
+    b, d = (c.CreateTable(TableConfig.checked(name, **table(Sgd(0.1)))) for name in "bd")
+    for shard, engine in cluster.engines.items():
+        for create in (d, b) if shard == 1 else (b, d):
+            engine.execute(create)
+    store = cluster.store()
+    with pytest.raises(EmbstoreError, match=r"the same table id from every shard.*drop"):
+        store.create_table("b", **table(Sgd(0.1)))
+    store.drop_table("b")
+    store.create_table("b", **table(Sgd(0.1))).update(KEYS, ROWS)
 
 
 def test_rates_that_differ_are_named(cluster):

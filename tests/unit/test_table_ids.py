@@ -4,7 +4,7 @@ import pytest
 
 import embstore
 from embstore import commands as c
-from embstore.config import Constant, Sgd
+from embstore.config import Constant, Sgd, TableConfig
 from embstore.errors import TableNotFoundError
 from tests.copies import copy_of_open
 
@@ -36,3 +36,19 @@ def test_the_id_of_a_lost_table_is_not_used_again(tmp_path, durability, count):
         assert last not in ids
     with opened(tmp_path / "killed", durability) as store:
         assert create(store, "last") == last + 1
+
+
+def test_a_new_table_can_skip_ids_but_not_many(tmp_path):
+    def create(name, first_id):
+        config = TableConfig.checked(
+            name, dim=4, rows=10, optimizer=Sgd(0.1), initializer=Constant(0)
+        )
+        return store.executor.execute(c.CreateTable(config, first_id)).table_id
+
+    with embstore.open(tmp_path, cache_bytes=1 << 20, durability="commands") as store:
+        assert [create("a", 0), create("b", 7), create("c", 7), create("b", 99)] == [0, 7, 8, 7]
+        assert create("d", 1 << 40) == 9 + 256
+        store.executor.abandon()
+    with embstore.open(tmp_path, cache_bytes=1 << 20) as store:
+        assert [store.table(name).table_id for name in "abcd"] == [0, 7, 8, 265]
+        assert create("e", 0) > 265

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
-from embstore.commands.joins import same
 from embstore.errors import (
     CorruptTableError,
+    EmbstoreError,
     InvalidArgumentError,
     PermissionDeniedError,
     TableNotFoundError,
@@ -78,7 +79,21 @@ def create_table(router: Router, command: c.CreateTable, call: Call) -> TableDes
                         "from a new directory: serve the directory that it had before, restore a "
                         "backup of the cluster, or drop the table"
                     )
-    return router.joined(command, same("table_id"), call)
+    if without:  # the next id can differ, since a half created table was dropped
+        first_id = max(info.next_table_id for info in router.infos(call))
+        command = replace(command, first_id=first_id)
+    return router.joined(command, _of_one_id, call)
+
+
+def _of_one_id(described: Sequence[TableDescription]) -> TableDescription:
+    """Return the first shard's description of a table; it must have the same id on all shards."""
+    found = [one.table_id for one in described]
+    if len({*found}) > 1:
+        raise EmbstoreError(
+            f"expected the same table id from every shard, found {found}: several clients have "
+            "created tables at the same time; drop this table, and create it again"
+        )
+    return described[0]
 
 
 def _has(router: Router, shard: int, table: str, call: Call) -> bool:

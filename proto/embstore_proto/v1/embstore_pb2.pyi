@@ -515,7 +515,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoReply(_message.Message):
-    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info", "process", "socket", "shard", "shard_map")
+    __slots__ = ("context", "version", "device", "policy", "cache_bytes", "read_only", "dtypes", "optimizers", "initializers", "key_spaces", "capabilities", "limits", "device_info", "process", "socket", "shard", "shard_map", "next_table_id")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +533,7 @@ class GetServerInfoReply(_message.Message):
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     context: Context
     version: str
     device: str
@@ -550,7 +551,8 @@ class GetServerInfoReply(_message.Message):
     socket: str
     shard: int
     shard_map: ShardMap
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ..., process: _Optional[str] = ..., socket: _Optional[str] = ..., shard: _Optional[int] = ..., shard_map: _Optional[_Union[ShardMap, _Mapping]] = ...) -> None: ...
+    next_table_id: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., policy: _Optional[str] = ..., cache_bytes: _Optional[int] = ..., read_only: bool = ..., dtypes: _Optional[_Iterable[_Union[DType, str]]] = ..., optimizers: _Optional[_Iterable[str]] = ..., initializers: _Optional[_Iterable[str]] = ..., key_spaces: _Optional[_Iterable[_Union[KeySpace, str]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., device_info: _Optional[_Union[DeviceInfo, _Mapping]] = ..., process: _Optional[str] = ..., socket: _Optional[str] = ..., shard: _Optional[int] = ..., shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., next_table_id: _Optional[int] = ...) -> None: ...
 
 class ShardMap(_message.Message):
     __slots__ = ("cluster", "version", "shards", "owners")
@@ -795,12 +797,14 @@ class TableDescription(_message.Message):
     def __init__(self, config: _Optional[_Union[TableConfig, _Mapping]] = ..., table_id: _Optional[int] = ..., t: _Optional[int] = ..., state_dim: _Optional[int] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
-    __slots__ = ("origin", "config")
+    __slots__ = ("origin", "config", "first_id")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ID_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     config: TableConfig
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., config: _Optional[_Union[TableConfig, _Mapping]] = ...) -> None: ...
+    first_id: int
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., config: _Optional[_Union[TableConfig, _Mapping]] = ..., first_id: _Optional[int] = ...) -> None: ...
 
 class GetTableRequest(_message.Message):
     __slots__ = ("table", "table_id")
