@@ -224,6 +224,11 @@ class Contents:
         """Return the paths of the files that a catalogue names and that never change."""
         return {IDENTITY, *catalogues.paths(catalogue)}
 
+    @property
+    def is_shard(self) -> bool:
+        """Whether the store is a shard of a cluster, or a standby of a shard."""
+        return self.files.exists(shard.PATH)
+
     def reserve_table_ids(self, first: int) -> None:
         """Set the catalogue's tail, and make its next table id larger than the ids of the next
         tables, from the id `first` on. If their creation is lost in a crash, their ids are not used
@@ -231,8 +236,7 @@ class Contents:
 
         A shard reserves none: ids are equal on all shards, of which only some may lose commands.
         """
-        is_shard = self.files.exists(shard.PATH)
-        following = min(first + _IDS_RESERVED * (not is_shard), TABLE_IDS_MAX)
+        following = min(first + _IDS_RESERVED * (not self.is_shard), TABLE_IDS_MAX)
         self.replace_catalogue(replace(self.catalogue, tail=True, next_table_id=following))
 
     def replace_catalogue(self, new: Catalogue) -> None:

@@ -252,7 +252,7 @@ class Storage:
         checkpoints = old.checkpoints
         if label is not None:
             made = KeptState(label, metadata, head, made_at=time())
-            checkpoints = still_kept((*checkpoints, made), self.keep)
+            checkpoints = still_kept((*checkpoints, made), self.keep + self._contents.is_shard)
         new = replace(
             old, head=head, lives=lives, checkpoints=checkpoints, tail=False
         ).without_dropped()

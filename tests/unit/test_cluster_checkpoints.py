@@ -14,6 +14,7 @@ from embstore import commands as c
 from embstore.cluster_checkpoints import marked
 from embstore.config import Adagrad
 from embstore.errors import (
+    CapacityError,
     CheckpointExistsError,
     CheckpointNotFoundError,
     StoreClosedError,
@@ -131,6 +132,25 @@ def test_a_shard_that_dies_leaves_no_label(cluster):
     update(store, 0)
     store.checkpoint("kept")
     assert labels_of(store) == ["kept"]
+
+
+def test_checkpoints_that_one_shard_refuses_displace_none(cluster):
+    def refuse(command: Any) -> None:
+        if isinstance(command, c.Checkpoint):
+            raise CapacityError("the disk is full")
+
+    store, shards = cluster.store(), cluster.shards()
+    whole = [f"whole-{number}" for number in range(5)]
+    for label in whole:
+        update(store, 0)
+        store.checkpoint(label)
+    full = Store(Router([shards[0], Watched(shards[1], refuse), shards[2]], cluster.map))
+    for number in range(5):
+        with pytest.raises(CapacityError):
+            full.checkpoint(f"failed-{number}")
+    assert labels_of(store) == whole[-3:]  # as many as are to be kept
+    store.restore(whole[-3])
+    assert store.table("a").t == 3
 
 
 def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):
