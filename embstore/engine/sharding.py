@@ -97,13 +97,15 @@ def by_map(
             engine.sessions.close(c.CloseSession(joined.member))
             raise
         return joined
-    if getattr(command, "member", None) is not None:
+    is_in_session = getattr(command, "member", None) is not None
+    if is_in_session and not part_of.command_id:
         return begin()
     if command.effect in (Effect.LONG, Effect.PROMPT):
         check_version(engine, version)
         return begin()
     with engine.tables.frame.turn():
-        check_version(engine, version)
+        if not is_in_session:
+            check_version(engine, version)
         return _answered(engine, part_of.command_id, begin)
 
 

@@ -86,6 +86,17 @@ def half_executed(
             late.goes.set()
 
 
+def test_rows_that_a_session_deletes_are_tracked_too(cluster):
+    sessions = cluster.store().sessions
+    sessions.open("s", ["a"])
+    member = sessions.join("s", 0).member
+    delete = c.DeleteRows(c.TableKeys("a", None, KEYS), member=member)
+    before = cluster.engines[0].cluster_commands.ids
+    cluster.store().executor.execute(delete)
+    after = [engine.cluster_commands.ids for engine in cluster.shards()]
+    assert after[0] != before and after == SHARDS * after[:1]
+
+
 def digest_of(cluster: Cluster) -> str:
     return cluster.store().table("a").digest()
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from embstore import commands as c
 from embstore.arrays import Keys, check_on_host, outside
 from embstore.checks import checked
-from embstore.commands import Command, Effect, Executor, PartOf, Progress, Trait
+from embstore.commands import Command, Effect, Executor, PartOf, Progress, Retry, Trait
 from embstore.commands.joins import Join
 from embstore.config import Limits
 from embstore.errors import (
@@ -285,12 +285,12 @@ class Router:
         EmbstoreError : the error of `halves.raise_first`.
         MovedError : a shard has left the cluster, and no longer answers.
         """
-        call = call or Call()
+        if not commands:
+            return {}
+        call, first = call or Call(), next(iter(commands.values()))
         done = _Sums(len(commands), call.progress)
         left: dict[int, MovedError | OutcomeUnknownError] = {}
-        is_write = any(one.effect is Effect.WRITES for one in commands.values())
-        tracked = is_write and len(commands) > 1 and not is_check
-        command_id = randbits(62) + 1 if tracked else 0
+        command_id = 0 if is_check or len(commands) == 1 else _new_id(first)
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
@@ -303,14 +303,12 @@ class Router:
         }
         futures = self.shared.begin(works)
         try:
-            adds = any(Trait.ADDS in command.traits for command in commands.values())
-            self._wait(futures, left, adds=adds)
+            self._wait(futures, left, adds=Trait.ADDS in first.traits)
         except BaseException:  # an interrupt: the next command must not overtake this one
             wait(futures.values())
             raise
         errors = {shard: left.get(shard) or future.exception() for shard, future in futures.items()}
-        if commands:
-            halves.raise_first(next(iter(commands.values())), errors, is_check=is_check)
+        halves.raise_first(first, errors, is_check=is_check)
         return {s: future.result() for s, future in futures.items() if errors[s] is None}
 
     def _wait(
@@ -378,6 +376,13 @@ class Router:
                 raise error
         config = described.config
         return self.owners.split(config.seed, keys, config.key_space)
+
+
+def _new_id(command: Command[Any]) -> int:
+    """Return a new id for a command of several shards; 0: a barrier needs no id, because the
+    command does not write, or finishes a step, whose number it knows."""
+    is_tracked = command.effect is Effect.WRITES and command.retry is not Retry.STEP
+    return randbits(62) + 1 if is_tracked else 0
 
 
 class Shared:
