@@ -102,6 +102,10 @@ class TableDescription:
     table_id: int
     """The table's id, which is never used again, not even after the table is dropped."""
     t: int
+    update_ids: int = 0
+    """On a shard, the sum modulo 2**63 of the ids of the cluster's updates and restores of the
+    table (`embstore.commands.PartOf`), without steps of sessions. Shards that have executed others
+    differ, even if their t is equal. 0 for a store that is not a shard, and for a cluster."""
 
 
 @dataclass(frozen=True)
@@ -360,6 +364,11 @@ class BackupFacts:
     new_bytes: int
 
 
+def ids_with(update_ids: int, update_id: int) -> int:
+    """Return `TableDescription.update_ids` after one more update, or a restore."""
+    return (update_ids + update_id) % (1 << 63)
+
+
 @dataclass(frozen=True, slots=True)
 class TableEntry:
     """One table, as a state of the store records it."""
@@ -371,6 +380,8 @@ class TableEntry:
     t: int
     written: int = 0
     """The number of the last command that changed the table's rows."""
+    update_ids: int = 0
+    """The same as `TableDescription.update_ids`."""
 
     def config(self) -> TableConfig:
         """Return the configuration, checked again."""

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from embstore import commands as c
@@ -38,8 +38,10 @@ _STABLE = 5
 the command that made the difference."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
-"""The number of polls while some shards catch up, and the seconds between two polls. All polls
-together take longer than the pause after which a client repeats a refused command."""
+_LOOKS_LEAST, _LOOKS_S = 5, 0.8
+"""The number of polls while some shards catch up, and the seconds between two polls. After
+`_LOOKS_S`, `_LOOKS_LEAST` polls are enough. All polls together take longer than the pause after
+which a client repeats a refused command."""
 
 
 def pause_all(
@@ -139,11 +141,10 @@ def _difference(found: Sequence[Barrier]) -> str:
     if not _are_alike(found):
         return _other_tables(found)
     for same in zip(*(one.tables for one in found), strict=True):
-        by_shard = [table.t for table in same]
-        if len({*by_shard}) > 1:
+        if len({(table.t, table.update_ids) for table in same}) > 1:
             return (
-                f"table {same[0].config.name!r} has t {by_shard}, by shard: an update has reached "
-                "some shards only: drop the table"
+                f"table {same[0].config.name!r} has t {[table.t for table in same]}, by shard, and "
+                "an update has reached some shards only: drop the table"
             )
     return ""
 
@@ -209,9 +210,11 @@ def _brought_up(
     found = _of_all(shards, pause, timeout_s)
     if _are_one(found) or not _are_alike(found):
         return found
-    until = _furthest(found)
-    for _ in range(_LOOKS):
-        if _are_one([until, *_of_all(shards, replace(pause, until=until), timeout_s)]):
+    until, late = _furthest(found), monotonic() + _LOOKS_S
+    for look in range(_LOOKS):
+        if _are_one(_of_all(shards, replace(pause, until=until), timeout_s)):
+            break
+        if look >= _LOOKS_LEAST and monotonic() > late:
             break
         wait(_LOOK_S)
     return _of_all(shards, pause, timeout_s)

@@ -155,6 +155,11 @@ class Command(Part, Generic[R]):
         cls.can_be_checked = cls.retry is Retry.WINDOW and Trait.ADDS not in cls.traits
         COMMANDS[cls.__name__] = cls
 
+    @property
+    def needs(self) -> Right:
+        """The right that this command needs: `right`, unless its fields ask for less."""
+        return self.right
+
     def short_answer(self, result: Any) -> Any:
         """Return a result without the parts that the command itself contains. The server remembers
         this short form."""

@@ -64,6 +64,12 @@ class SetRetention(
     label: str
     retention: Retention
 
+    @property
+    def needs(self) -> Right:
+        """To drop a checkpoint, a caller needs only the right to make one: new checkpoints of its
+        folder push out older ones anyway, except protected ones, which cannot be dropped."""
+        return Right.WRITE if self.retention == "dropped" else self.right
+
 
 class Restore(
     Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, traits=Trait.BEGINS_EPOCH

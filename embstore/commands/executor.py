@@ -29,8 +29,8 @@ class PartOf:
     map_version: int
     """The version of the map by which the command was split."""
     command_id: int = 0
-    """A random number above 0 below 2**63, the same for all parts of a command; 0: the command does
-    not write, or is sent to one shard."""
+    """A random number above 0 and below 2**63, the same for all parts of a command; 0: the
+    command does not write, or is sent to one shard."""
     is_check: bool = False
     """Whether the shard only checks whether it would execute its part, and changes nothing."""
 

@@ -65,9 +65,8 @@ def least(attribute: str) -> Join:
 
 def table(answers: Sequence[Any]) -> Any:
     """Return a table's description with the least number of rows and the least t."""
-    return replace(
-        min(answers, key=attrgetter("config.rows")), t=min(answer.t for answer in answers)
-    )
+    least_rows = min(answers, key=attrgetter("config.rows"))
+    return replace(least_rows, t=min(answer.t for answer in answers), update_ids=0)
 
 
 def acknowledged(answers: Sequence[Any]) -> Any:

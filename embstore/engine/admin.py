@@ -99,7 +99,7 @@ def check_integrity(
 
 def describe(table: TableState) -> TableDescription:
     """Return the description of a table."""
-    return TableDescription(table.current_config(), table.table_id, table.t)
+    return TableDescription(table.current_config(), table.table_id, table.t, table.update_ids)
 
 
 def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDescription:
@@ -278,7 +278,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
             frame = tables.frame
             number = frame.command_number + 1
             lives = numbered(frame.lives, frame.life, number)
-            head = engine.storage.restore(command.label, number, lives)
+            head = engine.storage.restore(command.label, number, lives, frame.part_id)
             engine.scans.end_all()
             with engine.storage.irreversible:
                 tables.remove_all()

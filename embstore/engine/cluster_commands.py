@@ -8,8 +8,9 @@ sends the missing parts, which the shards execute although their writes are paus
 comes, for example because the client was killed or stopped, the command is **given up**: a shard
 refuses the part from then on, and the client gets OutcomeUnknownError.
 
-The ids are not durable. After a restart a shard has none, so the next barrier waits for parts that
-do not come, and gives their commands up, which refuses nothing.
+After a restart a shard has the ids of the commands that are executed again from the command log. It
+lacks the ids of earlier ones, so the next barrier waits for parts that do not come, and gives their
+commands up, which refuses nothing.
 """
 
 from collections.abc import Iterable
@@ -28,8 +29,6 @@ class ClusterCommands:
     engine."""
 
     def __init__(self) -> None:
-        self.running = 0
-        """The id of the command that is being executed; 0: it has none."""
         self._answered: dict[int, float] = {}  # the time of each answer, the oldest first
         self._given_up: dict[int, float] = {}
 

@@ -105,6 +105,7 @@ def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
 
 def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
     engine.tables.frame.life = logged.life
+    engine.tables.frame.part_id = logged.part_id if logged.place is None else 0
     try:
         try:
             result = _result(engine, logged)
@@ -115,6 +116,9 @@ def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
     except EmbstoreError as exc:
         exc.add_note(f"This is command {logged.number} of {logged.path}, executed again.")
         raise
+    finally:
+        engine.tables.frame.part_id = 0
+    engine.cluster_commands.answered(logged.part_id)
     if logged.place is not None and logged.place.place.step != BEGINS_ANEW:
         place = replace(logged.place.place, command=logged.number)
         engine.tables.note_place(logged.place.session, place)

@@ -169,7 +169,7 @@ class Scans:
                     f"expected since to be a checkpoint before {command.label!r}, found "
                     f"{command.since!r}, which is newer"
                 )
-        described = TableDescription(entry.config(), table_id, entry.t)
+        described = TableDescription(entry.config(), table_id, entry.t, entry.update_ids)
         facts = ScanFacts(described, state.command, 0, since.command, since_t)
         wanted = self._wanted(described.config, moved=command.moved)
         return facts, storage.snapshot(table_id, state.commit, since.commit, wanted)

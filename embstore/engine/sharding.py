@@ -112,9 +112,9 @@ def by_map(
 def _answered(engine: "Engine", command_id: int, begin: Callable[[], Any]) -> Any:
     """Begin a command, and note that this part of the cluster's command was answered, unless its
     sender sends it again. The caller has the engine."""
-    commands = engine.cluster_commands
+    commands, frame = engine.cluster_commands, engine.tables.frame
     commands.check(command_id)
-    commands.running = command_id
+    frame.part_id = command_id
     try:
         result = begin()
     except WritesPausedError:
@@ -123,7 +123,7 @@ def _answered(engine: "Engine", command_id: int, begin: Callable[[], Any]) -> An
         commands.answered(command_id)
         raise
     finally:
-        commands.running = 0
+        frame.part_id = 0
     commands.answered(command_id)
     return result
 
@@ -207,7 +207,8 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
     for described in sorted(barrier.tables, key=lambda one: one.table_id):  # in order of creation
         storage.next_table_id = described.table_id
         table, _ = tables.create(described.config)
-        table.t, table.written = described.t, barrier.command
+        table.t, table.update_ids = described.t, described.update_ids
+        table.written = barrier.command
         engine.frequencies.load(table)
     storage.next_table_id = barrier.next_table_id
     for name in list(tables.places):
@@ -255,7 +256,7 @@ def _is_before(
         return any(
             one.session == place.session and place.place.step <= one.step for one in until.places
         )
-    return engine.cluster_commands.running in answered
+    return engine.tables.frame.part_id in answered
 
 
 def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:

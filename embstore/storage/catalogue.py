@@ -32,7 +32,7 @@ import numpy as np
 
 from embstore.arrays import KEY_BITS
 from embstore.errors import CorruptTableError, EmbstoreError
-from embstore.results import State
+from embstore.results import State, ids_with
 from embstore.storage import command_records
 from embstore.storage.format import FORMAT, seal, unseal
 from embstore.storage.lives import Life, Lives
@@ -177,12 +177,17 @@ class Catalogue:
         entries: list[Entry] = [*waiting, *log, *(set(self.ids) - set(left.ids))]
         return sum(entry.bytes for entry in entries)
 
-    def restored(self, checkpoint: KeptState, command: int, lives: Lives) -> "Catalogue":
+    def restored(
+        self, checkpoint: KeptState, command: int, lives: Lives, update_id: int = 0
+    ) -> "Catalogue":
         """Return the catalogue after a restore. Its head is a kept checkpoint with two changes: the
-        head has `command` and `lives`, and the rows of all tables count as changed by the
-        restore."""
-        state = checkpoint.state
-        commit, tables = state.commit, (replace(one, written=command) for one in state.tables)
+        head has `command` and `lives`, and the rows of all tables count as changed by the restore,
+        which has the id `update_id` in a cluster."""
+        state, commit = checkpoint.state, checkpoint.state.commit
+        tables = (
+            replace(one, written=command, update_ids=ids_with(one.update_ids, update_id))
+            for one in state.tables
+        )
         return replace(
             self,
             epoch=self.epoch + 1,

@@ -6,13 +6,14 @@ Even if every table is trained between two labels, a label takes only three numb
 because a table's rows, learning rate and identity stay the same. `written` is the number of the
 last command that changed rows of a table.
 
-    table   [id, t, written]
-            [id, t, written, rows, learning_rate]
-            [id, t, written, rows, learning_rate, identity]
+    table   [id, updates, written]
+            [id, updates, written, rows, learning_rate]
+            [id, updates, written, rows, learning_rate, identity]
     place   [session, step, command]
             [session, step, command, table_ids]
 
-`t` is the number of updates of a table. A place is the resume position of a session. A value that a
+`updates` is t, the number of updates of a table; for a shard it is [t, update_ids], if update_ids
+is not 0. A place is the resume position of a session. A value that a
 shorter form omits is the same as in the state before. New tables come after the other tables.
 Places have an order: first the places that are the same as in the state before, in their old order,
 and then all others.
@@ -80,7 +81,7 @@ class KeptState:
 
 
 def _content(tables: Iterable[TableEntry]) -> str:
-    rows = [(t.table_id, t.rows, t.learning_rate, t.t) for t in tables]
+    rows = [(t.table_id, t.rows, t.learning_rate, _updates(t)) for t in tables]
     return blake2b(as_json(rows).encode(), digest_size=16).hexdigest()
 
 
@@ -107,8 +108,12 @@ def changes(before: State, state: State) -> dict[str, Any]:
     }
 
 
+def _updates(entry: TableEntry) -> int | list[int]:
+    return [entry.t, entry.update_ids] if entry.update_ids else entry.t
+
+
 def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
-    row: list[Any] = [entry.table_id, entry.t, entry.written]
+    row: list[Any] = [entry.table_id, _updates(entry), entry.written]
     row += [entry.rows, entry.learning_rate, entry.identity]
     if old is None or (old.identity is not entry.identity and old.identity != entry.identity):
         return row
@@ -151,19 +156,22 @@ def _tables(before: State, dropped: list[int], rows: list[list[Any]]) -> tuple[T
     tables = {entry.table_id: entry for entry in before.tables}
     for table_id in dropped:
         del tables[table_id]
-    for table_id, t, written, *more in rows:
-        tables[table_id] = _entry(tables, table_id, int(t), int(written), *more)
+    for table_id, updates, written, *more in rows:
+        t, update_ids = updates if isinstance(updates, list) else (updates, 0)
+        now = int(t), int(written), int(update_ids)
+        tables[table_id] = _entry(tables, table_id, now, *more)
     return tuple(tables.values())
 
 
 def _entry(
-    tables: dict[int, TableEntry], table_id: int, t: int, written: int, *more: Any
+    tables: dict[int, TableEntry], table_id: int, now: tuple[int, int, int], *more: Any
 ) -> TableEntry:
     if not more:
-        return replace(tables[table_id], t=t, written=written)
+        t, written, update_ids = now
+        return replace(tables[table_id], t=t, written=written, update_ids=update_ids)
     rows, rate, *last = more
     (identity,) = last or (tables[table_id].identity,)
-    entry = TableEntry(table_id, identity, rows, rate, t, written)
+    entry = TableEntry(table_id, identity, rows, rate, *now)
     entry.config()  # raises if the values are not valid
     return entry
 

@@ -324,13 +324,13 @@ class Storage:
         runs, segments = self.base.runs, self.log.segments
         return Snapshot(table_id, runs, segments, commit, since, wanted, numbers)
 
-    def restore(self, label: str, command: int, lives: Lives = ()) -> State:
+    def restore(self, label: str, command: int, lives: Lives = (), update_id: int = 0) -> State:
         """Make a kept checkpoint the head again. Newer changes are lost, and a new epoch begins."""
         checkpoint = self.kept(label)
         self.end_check()
         self.merges.stop()
         restored = replace(
-            self.catalogue.restored(checkpoint, command, lives),
+            self.catalogue.restored(checkpoint, command, lives, update_id),
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
         )

@@ -127,10 +127,18 @@ class CommandLog:
     # Appending
 
     def begin(
-        self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
+        self,
+        command: Command[Any] | None,
+        place: SessionPlace | None,
+        part_id: int = 0,
+        *,
+        is_own: bool = False,
     ) -> Callable[[int, int], None]:
         """Reserve space for a command. Return a function that appends the command, given its number
-        and life. `is_own` : whether the log owns the command's arrays.
+        and life.
+
+        part_id : the id of the cluster's command of which the command is a part; 0: it has none
+        is_own : whether the log owns the command's arrays
 
         Raises CapacityError if there is no space; in this case nothing has changed.
         """
@@ -143,6 +151,8 @@ class CommandLog:
         if place is not None:
             noted = place.place
             head |= {"session": place.session, "step": noted.step, "table_ids": noted.table_ids}
+        if part_id:
+            head["part_id"] = part_id
         message: list[Part] = []
         if command is not None:
             head["verb"] = type(command).__name__

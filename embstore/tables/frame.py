@@ -99,6 +99,9 @@ class Frame:
         self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
         """A function that returns whether a command that writes is accepted despite a pause. Its
         argument is the resume position that the step of a session reaches."""
+        self.part_id = 0
+        """The id of the cluster's command of which the running command is a part (`PartOf`); 0: it
+        has none."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -131,6 +134,12 @@ class Frame:
         """
         return self._call((command, place), even_paused=even_paused)
 
+    @property
+    def update_id(self) -> int:
+        """The `part_id` of the running command, if it is an update that must not be sent again; 0
+        for rows of a session's member, which are sent again until all shards have them."""
+        return self.part_id if self._place is None else 0
+
     def logs(self, command: Command[Any]) -> None:
         """Log a command for the running call, before anything changes. The log then owns the
         command's arrays.
@@ -138,7 +147,7 @@ class Frame:
         Raises CapacityError if the command log has no space for the command.
         """
         if self.log is not None:
-            self._appends = self.log.begin(command, self._place, is_own=True)
+            self._appends = self.log.begin(command, self._place, self.part_id, is_own=True)
 
     @contextmanager
     def background(self) -> Iterator[None]:
@@ -258,7 +267,7 @@ class Frame:
             self.storage.begin_tail()
         self._place = place
         if self.log is not None and command is not LATER:
-            self._appends = self.log.begin(command, place)
+            self._appends = self.log.begin(command, place, self.part_id)
 
     def _end_raised(self, exc: BaseException, *, is_writing: bool) -> CapacityError | None:
         """End a call that raised. Wait for the device, whose queued work may refer to the caller's

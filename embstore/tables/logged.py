@@ -94,6 +94,8 @@ class Logged(NamedTuple):
     """For answers: the epoch in which the answers were given; 0: not known."""
     life: int = 0
     """For a command: the life that gave the command its number (`embstore.storage.lives`)."""
+    part_id: int = 0
+    """For a command: the id of the cluster's command of which it is a part; 0: it has none."""
 
 
 class Memory:
@@ -154,6 +156,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         sessions=head.get("sessions"),
         epoch=head.get("epoch", 0),
         life=record.life,
+        part_id=head.get("part_id", 0),
     )
 
 

@@ -14,7 +14,7 @@ from embstore.checks.call_bytes import keyed_bytes
 from embstore.config import TableConfig
 from embstore.device.values import Array, Batch, Counts, Gradients
 from embstore.errors import InvalidArgumentError, TableHeldError
-from embstore.results import TableEntry
+from embstore.results import TableEntry, ids_with
 from embstore.tables.digest import TableDigest
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TableState:
 
     def __post_init__(self) -> None:
         self.table_id, self.t = self.recorded.table_id, self.recorded.t
-        self.written = self.recorded.written
+        self.written, self.update_ids = self.recorded.written, self.recorded.update_ids
         self.learning_rate = self.recorded.learning_rate
         self.digest = _digest_of(self.config)
         self.name = self.config.name
@@ -67,6 +67,8 @@ class TableState:
     def wrote(self, add_t: int) -> None:
         """Record that the running command changes rows of the table, and adds `add_t` to t."""
         self.t += add_t
+        if add_t:
+            self.update_ids = ids_with(self.update_ids, self.frame.update_id)
         self.written = self.frame.command_number + 1
 
     @contextmanager
@@ -93,8 +95,9 @@ class TableState:
     def entry(self) -> TableEntry:
         """Return the table's entry in a commit. As long as nothing changes, all calls return the
         same object."""
-        old, now = self.recorded, (self.rows, self.learning_rate, self.t, self.written)
-        if (old.rows, old.learning_rate, old.t, old.written) != now:
+        old = self.recorded
+        now = self.rows, self.learning_rate, self.t, self.written, self.update_ids
+        if (old.rows, old.learning_rate, old.t, old.written, old.update_ids) != now:
             self.recorded = TableEntry(self.table_id, old.identity, *now)
         return self.recorded
 

@@ -134,12 +134,16 @@ def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held):
 
 
 def test_a_shard_that_starts_again_refuses_nothing(cluster):
-    cluster.kill(1)
-    cluster.open(1)
-    pauses: list[float] = []
-    pause_each(cluster.shards(), "the test", wait=pauses.append)
-    assert pauses
-    resume_all(cluster.shards(), "the test")
+    """Whether its command log has the commands, or it has committed and knows none of them."""
+    for is_committed in (False, True):
+        if is_committed:
+            Store(cluster.engines[1]).checkpoint("its own")
+        cluster.kill(1)
+        cluster.open(1)
+        pauses: list[float] = []
+        pause_each(cluster.shards(), "the test", wait=pauses.append)
+        assert bool(pauses) == is_committed
+        resume_all(cluster.shards(), "the test")
     for write in WRITES.values():
         write(cluster.store())
     pause_each(cluster.shards(), "the test", tries=1)

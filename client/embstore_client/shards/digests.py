@@ -8,6 +8,7 @@ it no longer owns or does not own yet (`moving`): only the leaf of the owner is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +49,21 @@ def get_digest(router: Router, command: c.GetDigest, call: Call) -> Digest:
 
 
 def _written_to(router: Router, table: str, what: str) -> OutcomeUnknownError:
-    t = [one.t for one in router.all(c.GetTable(table))]
+    found = router.all(c.GetTable(table))
+    t = [one.t for one in found]
     apart = (
         f". Its t is {t}, by shard. If nothing trains it, an update has reached some shards only: "
         "drop the table, or restore a checkpoint of the cluster"
     )
     return OutcomeUnknownError(
         f"table {table!r}: expected no writes to it while {what} over shards: call again when "
-        f"nothing trains it{apart if len({*t}) > 1 else ''}"
+        f"nothing trains it{apart if _are_apart(found) else ''}"
     )
+
+
+def _are_apart(described: Sequence[TableDescription]) -> bool:
+    """Return whether shards have other updates of a table, given the description of each shard."""
+    return len({(one.t, one.update_ids) for one in described}) > 1
 
 
 def _digest(router: Router, described: TableDescription, call: Call) -> Digest:
@@ -75,6 +82,8 @@ def _digest(router: Router, described: TableDescription, call: Call) -> Digest:
         records, low = _merged(router, described.config, pages)
         whole.add(records)
         if low < 0:
+            if _are_apart(router.all(c.GetTable(name, table_id))):
+                raise _ChangedError
             return Digest(whole.digest(), first[0].t, first[0].command)
 
 
@@ -122,12 +131,13 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
     """Make the rows of every shard readable, all in their state at one t."""
     with router.writing():
         found = router.all(command, call)
-    if len({facts.table.t for facts in found}) > 1:
+    if _are_apart([facts.table for facts in found]):
         router.all(c.CloseScan(command.scan, command.table), call)
         raise _written_to(router, command.table, "a scan is opened")
     router.shared.scans[command.scan] = found[0].table.config.is_sparse
     rows, deleted = sum(facts.rows for facts in found), sum(facts.deleted for facts in found)
-    return replace(found[0], rows=rows, deleted=deleted)
+    table = replace(found[0].table, update_ids=0)
+    return replace(found[0], table=table, rows=rows, deleted=deleted)
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:

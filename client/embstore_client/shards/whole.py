@@ -75,9 +75,10 @@ def create_table(router: Router, command: c.CreateTable, call: Call) -> TableDes
                 if t and lost not in described[shard]:
                     raise CorruptTableError(
                         f"shard {shard} of cluster {router.shard_map.cluster!r} does not have "
-                        f"table {lost!r}, of which another shard has {t} updates, so it was served "
-                        "from a new directory: serve the directory that it had before, restore a "
-                        "backup of the cluster, or drop the table"
+                        f"table {lost!r}, of which another shard has {t} updates: it was served "
+                        "from a new directory, or a client that dropped the table was stopped. "
+                        "Serve the directory that the shard had before, restore a backup of the "
+                        "cluster, or drop the table"
                     )
     if without:  # the next id can differ, since a half created table was dropped
         first_id = max(info.next_table_id for info in router.infos(call))
@@ -93,7 +94,7 @@ def _of_one_id(described: Sequence[TableDescription]) -> TableDescription:
             f"expected the same table id from every shard, found {found}: several clients have "
             "created tables at the same time; drop this table, and create it again"
         )
-    return described[0]
+    return replace(described[0], update_ids=0)
 
 
 def _has(router: Router, shard: int, table: str, call: Call) -> bool:
@@ -113,7 +114,7 @@ def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[Tabl
     least = {one.table_id: one.t for one in first}
     for one in chain.from_iterable(others):
         least[one.table_id] = min(one.t, least.get(one.table_id, one.t))
-    return tuple(replace(one, t=least[one.table_id]) for one in first)
+    return tuple(replace(one, t=least[one.table_id], update_ids=0) for one in first)
 
 
 # Durability

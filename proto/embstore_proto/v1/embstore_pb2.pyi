@@ -785,16 +785,18 @@ class TableConfig(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., rows: _Optional[int] = ..., sgd: _Optional[_Union[Sgd, _Mapping]] = ..., adagrad: _Optional[_Union[Adagrad, _Mapping]] = ..., rowwise_adagrad: _Optional[_Union[RowWiseAdagrad, _Mapping]] = ..., adam: _Optional[_Union[Adam, _Mapping]] = ..., ftrl: _Optional[_Union[Ftrl, _Mapping]] = ..., uniform: _Optional[_Union[Uniform, _Mapping]] = ..., normal: _Optional[_Union[Normal, _Mapping]] = ..., constant: _Optional[_Union[Constant, _Mapping]] = ..., seed: _Optional[int] = ..., key_space: _Optional[_Union[KeySpace, str]] = ...) -> None: ...
 
 class TableDescription(_message.Message):
-    __slots__ = ("config", "table_id", "t", "state_dim")
+    __slots__ = ("config", "table_id", "t", "state_dim", "update_ids")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     T_FIELD_NUMBER: _ClassVar[int]
     STATE_DIM_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_IDS_FIELD_NUMBER: _ClassVar[int]
     config: TableConfig
     table_id: int
     t: int
     state_dim: int
-    def __init__(self, config: _Optional[_Union[TableConfig, _Mapping]] = ..., table_id: _Optional[int] = ..., t: _Optional[int] = ..., state_dim: _Optional[int] = ...) -> None: ...
+    update_ids: int
+    def __init__(self, config: _Optional[_Union[TableConfig, _Mapping]] = ..., table_id: _Optional[int] = ..., t: _Optional[int] = ..., state_dim: _Optional[int] = ..., update_ids: _Optional[int] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("origin", "config", "first_id")

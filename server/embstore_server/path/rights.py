@@ -2,7 +2,7 @@
 and scans.
 
 One function serves every transport. The command's class defines the required right
-(`Command.right`). The tables on which the right is required are those that the command names, or
+(`Command.needs`). The tables on which the right is required are those that the command names, or
 those of its session. Administrative commands are noted for the audit log, even if they are refused,
 together with whether the caller has the right.
 """
@@ -62,7 +62,7 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
-    if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
+    if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.needs:
         caller.is_let_in = bool(principal.rights)  # without rights, the caller only reads facts
         return command
     is_named = session is not None and names == (EVERYTHING,)
@@ -76,6 +76,6 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
         elif not named:  # the engine raises the error
             return command
         names = named
-    principal.check(command.right, names)
+    principal.check(command.needs, names)
     caller.is_let_in = True
     return command
