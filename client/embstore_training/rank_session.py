@@ -379,9 +379,9 @@ class RankSession:
             what = f"another process has trained on from step {last}, the last of this rank;"
         elif serving.epoch != self._serving.epoch:
             what = (
-                "no finished step of this rank is lost, but writes of other clients may be: step "
-                f"{place} is the last one that the server has, and commands since the last commit "
-                "may be gone. Read t of the tables, and"
+                "no acknowledged step of this rank is lost, but writes of other clients may be: "
+                f"step {place} is the last one that the server has, and commands since the last "
+                "commit may be gone. Read t of the tables, and"
             )
         elif self._was_written():
             what = (

@@ -90,7 +90,7 @@ def test_no_loop_begins_after_a_step_that_could_not_be_sent(store):
         return execute()
 
     doubled = Store(Doubled(store, otherwise))
-    with pytest.raises(DeadlineError), doubled.session(["a"], waits="none") as run:
+    with pytest.raises(DeadlineError) as raised, doubled.session(["a"], waits="none") as run:
         with pytest.raises(DeadlineError):
             for step in run.steps(range(1, 4), keys_of):
                 if step.number == 3:
@@ -98,6 +98,8 @@ def test_no_loop_begins_after_a_step_that_could_not_be_sent(store):
                 step.update(gradients_of(step.number, step.lookup()))
         with pytest.raises(InvalidArgumentError, match="open it again: it goes on after step 2"):
             next(run.steps(range(3, 40), keys_of))
+    (note,) = raised.value.__notes__
+    assert "steps 3 to 3, which the loop has finished, were not acknowledged" in note
 
 
 def test_nobody_waits_for_steps_of_a_failed_run_at_a_store_that_is_silent(store):
@@ -121,7 +123,7 @@ def test_nobody_waits_for_steps_of_a_failed_run_at_a_store_that_is_silent(store)
                     raise ZeroDivisionError
     is_over.set()
     (note,) = raised.value.__notes__
-    assert "steps after 3 may be lost" in note
+    assert "steps 4 to 5, which the loop has finished, were not acknowledged" in note
     assert "train them again" in note
 
 

@@ -121,7 +121,7 @@ def restored(store: Store) -> None:
         (ended_by_an_operator, "was ended by EndSession"),
         (written_by_others, "its lease had run out, and other clients have written to its tables"),
         (gone_on_elsewhere, f"another process has trained on from step {AT - 1}"),
-        (restored, f"no finished step of this rank is lost.*step {AT - 1} is the last one"),
+        (restored, f"no acknowledged step of this rank is lost.*step {AT - 1} is the last one"),
     ],
 )
 def test_a_loop_that_has_lost_something_says_so(tmp_path, lost, message):

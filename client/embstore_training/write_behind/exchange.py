@@ -157,13 +157,15 @@ class WriteBehind(SessionExchange):
                 self.sessions.renew(self._session.member, timeout_s=_ANSWER_S)
             self.synchronize()
         except EmbstoreError as exc:
+            sent = 0 if self._sending is None else self._sending.last_number
+            if sent > self._session.last_step:
+                (failure or exc).add_note(
+                    f"steps {self._session.last_step + 1} to {sent}, which the loop has finished, "
+                    "were not acknowledged, and may be lost; open the session again, and train "
+                    f"them again{'' if failure in (None, exc) else f': {exc}'}"
+                )
             if failure is None:
                 raise
-            if exc is not failure:
-                failure.add_note(
-                    f"steps after {self._session.last_step} may be lost, as sending them failed as "
-                    f"well; open the session again, and train them again: {exc}"
-                )
         finally:
             self._readers.stop()
             if self._sending is not None:

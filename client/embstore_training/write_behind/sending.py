@@ -61,6 +61,8 @@ class Sending:
         """`_done` notifies the loop of an acknowledged step; `_given` notifies a sender of a
         waiting step."""
         self._gone_on = threading.Condition(lock)
+        self.last_number = 0
+        """The number of the last step that was given to `send`."""
         self._is_kept_back = False  # Whether steps wait until the loop computes.
         self._waiting: deque[_Step] = deque()
         self._out: dict[int, int] = {}  # Bytes of each step that is being sent, by number.
@@ -91,7 +93,7 @@ class Sending:
         """Queue the next step, to be "updated", "released" or "skipped" by a call. Return at
         once."""
         with self._given:
-            self._is_kept_back = True
+            self._is_kept_back, self.last_number = True, number
             self._waiting.append(_Step(number, verb, size, send))
             self._given.notify()
 
