@@ -18,7 +18,6 @@ from embstore import commands as c
 from embstore.commands import Right
 from embstore.errors import (
     CheckpointNotFoundError,
-    CheckpointProtectedError,
     DeadlineError,
     InvalidArgumentError,
     OutcomeUnknownError,
@@ -449,31 +448,6 @@ def test_a_scan_tells_nothing_of_labels_that_may_not_be_read(server):
         reader.execute(c.OpenScan("of a reader of its own", "a/t", label="a/made"))
         with pytest.raises(CheckpointNotFoundError):
             reader.execute(c.OpenScan("of a reader of its own", "a/t", since="a/none"))
-
-
-def test_who_may_make_a_checkpoint_may_drop_it_and_no_more(server):
-    def refused(caller: Caller, label: str, retention: Any) -> None:
-        with pytest.raises(PermissionDeniedError, match=f"on '{label}'"):
-            caller.execute(c.SetRetention(label, retention))
-
-    with (
-        Caller(server.address, token_of("writer")) as writer,
-        Caller(server.address, token_of("reader")) as reader,
-        Caller(server.address, token_of("owner")) as owner,
-    ):
-        for label in ("a/one", "a/two"):
-            writer.execute(c.Checkpoint(label, {}))
-        refused(reader, "a/one", "dropped")
-        refused(writer, "b/none", "dropped")
-        refused(writer, "first", "dropped")
-        for retention in ("protected", "routine"):
-            refused(writer, "a/one", retention)
-        owner.execute(c.SetRetention("a/two", "protected"))
-        with pytest.raises(CheckpointProtectedError):
-            writer.execute(c.SetRetention("a/two", "dropped"))
-        writer.execute(c.SetRetention("a/one", "dropped"))
-        with pytest.raises(CheckpointNotFoundError):
-            writer.execute(c.SetRetention("a/one", "dropped"))
 
 
 # What is logged
