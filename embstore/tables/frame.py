@@ -102,6 +102,9 @@ class Frame:
         self.part_id = 0
         """The id of the cluster's command of which the running command is a part (`PartOf`); 0: it
         has none."""
+        self.update_id = 0
+        """The `part_id` of the running command that writes; 0 for rows of a session's member, which
+        are sent again until all shards have them."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -133,12 +136,6 @@ class Frame:
         Raises WritesPausedError if writes are paused.
         """
         return self._call((command, place), even_paused=even_paused)
-
-    @property
-    def update_id(self) -> int:
-        """The `part_id` of the running command, if it is an update that must not be sent again; 0
-        for rows of a session's member, which are sent again until all shards have them."""
-        return self.part_id if self._place is None else 0
 
     def logs(self, command: Command[Any]) -> None:
         """Log a command for the running call, before anything changes. The log then owns the
@@ -265,7 +262,7 @@ class Frame:
             self.check_paused()
         if not self.is_covered:
             self.storage.begin_tail()
-        self._place = place
+        self._place, self.update_id = place, self.part_id if place is None else 0
         if self.log is not None and command is not LATER:
             self._appends = self.log.begin(command, place, self.part_id)
 

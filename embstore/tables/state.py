@@ -67,8 +67,8 @@ class TableState:
     def wrote(self, add_t: int) -> None:
         """Record that the running command changes rows of the table, and adds `add_t` to t."""
         self.t += add_t
-        if add_t:
-            self.update_ids = ids_with(self.update_ids, self.frame.update_id)
+        if add_t and (update_id := self.frame.update_id):
+            self.update_ids = ids_with(self.update_ids, update_id)
         self.written = self.frame.command_number + 1
 
     @contextmanager
