@@ -15,9 +15,9 @@ so that a folder keeps the same number of routine checkpoints with and without t
 bounds the number of protected checkpoints, because each one keeps files that merges could otherwise
 remove.
 
-**A shard** keeps one checkpoint more in each folder. The newest one may be incomplete: if another
-shard refuses its part of a cluster's checkpoint, the client drops the label again, and no complete
-label may have been pushed out.
+**A shard** keeps one checkpoint more in each folder until its writes are resumed, since the newest
+one may be incomplete: if another shard refuses its part of a cluster's checkpoint, the client drops
+the label again before it resumes writes, and no complete label has been pushed out.
 
 **Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
 needs that checkpoint: the head and every other checkpoint name all files that they need. A running

@@ -81,7 +81,7 @@ class KeptState:
 
 
 def _content(tables: Iterable[TableEntry]) -> str:
-    rows = [(t.table_id, t.rows, t.learning_rate, _updates(t)) for t in tables]
+    rows = [(t.table_id, t.rows, t.learning_rate, t.t) for t in tables]
     return blake2b(as_json(rows).encode(), digest_size=16).hexdigest()
 
 

@@ -145,10 +145,11 @@ def test_checkpoints_that_one_shard_refuses_displace_none(cluster):
         update(store, 0)
         store.checkpoint(label)
     full = Store(Router([shards[0], Watched(shards[1], refuse), shards[2]], cluster.map))
+    assert labels_of(store) == whole[-3:]
     for number in range(5):
         with pytest.raises(CapacityError):
             full.checkpoint(f"failed-{number}")
-    assert labels_of(store) == whole[-3:]  # as many as are to be kept
+        assert [labels_of(shard) for shard in shards] == 3 * [whole[-3:]]
     store.restore(whole[-3])
     assert store.table("a").t == 3
 
