@@ -3,7 +3,7 @@
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
 a command that another shard has not executed. The client asks all shards to pause their writes, and
 each shard returns its position: t of each table, the last finished step of each session, and the
-ids of the cluster's commands that it has answered lately (`embstore.engine.cluster_commands`).
+ids of the cluster's commands that it has answered lately (`embstore.engine.sharding`).
 Shards that lag may still execute commands that another shard has executed. These commands arrive,
 because clients repeat refused commands, and no client starts its next command before all shards
 have executed its present command. The lagging shards may nevertheless fail to reach that position,

@@ -27,7 +27,6 @@ from embstore.device.base import Device
 from embstore.engine import admin, rows, scans, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
-from embstore.engine.cluster_commands import ClusterCommands
 from embstore.engine.commits import OwnCommits
 from embstore.engine.digests import Digests
 from embstore.engine.recovery import recover
@@ -126,7 +125,7 @@ class Engine:
         self.shard: ShardPlace | None = None
         """The store's shard number and cluster map; the module `sharding` replaces them as one
         object. None: the store is no shard."""
-        self.cluster_commands = ClusterCommands()
+        self.cluster_commands = sharding.ClusterCommands()
         self._is_abandoned = self.is_left_to_log = False
         """Whether `close` makes no commit, because the command log contains the changes."""
         self.scans = Scans(self.tables, self.commits)

@@ -13,8 +13,8 @@ import pytest
 from embstore import commands as c
 from embstore.commands import PartOf
 from embstore.config import Sgd
-from embstore.engine import cluster_commands
-from embstore.engine.cluster_commands import ClusterCommands
+from embstore.engine import sharding
+from embstore.engine.sharding import ClusterCommands
 from embstore.errors import InvalidArgumentError, OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client.barrier import pause_each, resume_all
@@ -163,8 +163,8 @@ def test_what_all_shards_refuse_is_no_half(cluster):
 
 def test_ids_are_forgotten_after_a_time_and_above_a_number(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(cluster_commands, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cluster_commands, "_KEPT_MAX", 3)
+    monkeypatch.setattr(sharding, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sharding, "_KEPT_MAX", 3)
     commands = ClusterCommands()
     for number in (5, 4, 3, 2):
         commands.answered(number)
@@ -175,9 +175,9 @@ def test_ids_are_forgotten_after_a_time_and_above_a_number(monkeypatch):
     for number in (3, 9):
         with pytest.raises(OutcomeUnknownError):
             commands.check(number)
-    now[0] = cluster_commands._KEPT_S + 2
+    now[0] = sharding._KEPT_S + 2
     assert commands.ids == (2,)
-    now[0] += cluster_commands._KEPT_S
+    now[0] += sharding._KEPT_S
     commands.give_up([8])
     commands.check(3)
     assert commands.ids == ()
