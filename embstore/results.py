@@ -446,11 +446,8 @@ class Barrier:
     def is_of(self, other: "Barrier") -> bool:
         """Return whether two shards are at the same barrier, that is, have the same tables, with
         the same number of updates, the same progress of sessions, and no half executed command."""
-        return self._position == other._position
-
-    @property
-    def _position(self) -> tuple[Any, ...]:
-        return self.tables, self.places, self.answered
+        own = self.tables, self.places, self.answered
+        return own == (other.tables, other.places, other.answered)
 
 
 @dataclass(frozen=True)

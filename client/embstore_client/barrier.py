@@ -3,17 +3,18 @@
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
 a command that another shard has not executed. The client asks all shards to pause their writes, and
 each shard returns its position: t of each table, the last finished step of each session, and the
-ids of the cluster's commands that it has answered lately (`embstore.engine.sharding`).
-Shards that lag may still execute commands that another shard has executed. These commands arrive,
-because clients repeat refused commands, and no client starts its next command before all shards
-have executed its present command. The lagging shards may nevertheless fail to reach that position,
+ids of the cluster's commands that it has answered lately (`embstore.engine.sharding`). Shards that
+lag may still execute commands that another shard has executed. These commands arrive, because
+clients repeat refused commands, and no client starts its next command before all shards have
+executed its present command. The lagging shards may nevertheless fail to reach that position,
 because tables are being created. In that case all pauses are lifted, and requested again after a
 random delay.
 
 If a client was killed or stopped, the rest of its command does not come. If only such a command
 makes the difference, in several tries, the shards give it up: they refuse the rest of it from then
-on. So a command that was acknowledged is on one side of a barrier. One that was given up can be on
-both, as any command whose outcome is unknown.
+on. An update cannot be given up, since t and `update_ids` of its tables stay different. So a
+command that was acknowledged is on one side of a barrier. One that was given up can be on both, as
+any command whose outcome is unknown.
 """
 
 import random

@@ -56,10 +56,10 @@ from embstore.tables.state import TableState
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine
 
-_KEPT_S = 300.0
-"""Seconds after which an id is forgotten: far longer than a client takes to send all parts of a
-command."""
-_KEPT_MAX = 1 << 14
+IDS_KEPT_S, IDS_KEPT_MAX = 300.0, 1 << 14
+"""The seconds after which a shard forgets the id of a command, far longer than a client takes to
+send all parts of a command, and the number of ids that it keeps. A barrier does not see a command
+whose id was forgotten on the shards that have executed it."""
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
@@ -133,7 +133,8 @@ class ClusterCommands:
     """The commands of a cluster that one shard has answered or given up. Its callers have the
     engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
         self._answered: dict[int, float] = {}  # the time of each answer, the oldest first
         self._given_up: dict[int, float] = {}
 
@@ -148,34 +149,33 @@ class ClusterCommands:
     def answered(self, command_id: int) -> None:
         """Note that this shard's part of a command was answered."""
         if command_id:
-            self._answered[command_id] = monotonic()
-            _forget_old(self._answered)
+            self._answered[command_id] = self._now()
+            self._forget_old(self._answered)
 
     def give_up(self, ids: Iterable[int]) -> None:
         """Refuse the parts of these commands from now on."""
         for command_id in ids:
             self._answered.pop(command_id, None)
-            self._given_up[command_id] = monotonic()
-        _forget_old(self._given_up)
+            self._given_up[command_id] = self._now()
+        self._forget_old(self._given_up)
 
     def adopt(self, ids: Iterable[int]) -> None:
         """Take over the ids of another shard, whose position this shard has adopted."""
-        self._answered = dict.fromkeys(ids, monotonic())
+        self._answered = dict.fromkeys(ids, self._now())
 
     @property
     def ids(self) -> tuple[int, ...]:
         """The ids of the commands answered lately, ascending."""
-        _forget_old(self._answered)
+        self._forget_old(self._answered)
         return tuple(sorted(self._answered))
 
-
-def _forget_old(kept: dict[int, float]) -> None:
-    until = monotonic() - _KEPT_S
-    while kept:
-        oldest = next(iter(kept))
-        if kept[oldest] > until and len(kept) <= _KEPT_MAX:
-            return
-        del kept[oldest]
+    def _forget_old(self, kept: dict[int, float]) -> None:
+        until = self._now() - IDS_KEPT_S
+        while kept:
+            oldest = next(iter(kept))
+            if kept[oldest] > until and len(kept) <= IDS_KEPT_MAX:
+                return
+            del kept[oldest]
 
 
 def _answered(engine: "Engine", command_id: int, begin: Callable[[], Any]) -> Any:

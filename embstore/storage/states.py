@@ -13,10 +13,9 @@ last command that changed rows of a table.
             [session, step, command, table_ids]
 
 `updates` is t, the number of updates of a table; for a shard it is [t, update_ids], if update_ids
-is not 0. A place is the resume position of a session. A value that a
-shorter form omits is the same as in the state before. New tables come after the other tables.
-Places have an order: first the places that are the same as in the state before, in their old order,
-and then all others.
+is not 0. A place is the resume position of a session. A value that a shorter form omits is the same
+as in the state before. New tables come after the other tables. Places have an order: first the
+places that are the same as in the state before, in their old order, and then all others.
 """
 
 import json

@@ -25,7 +25,7 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
-from embstore_client.moving import resolve
+from embstore_client.moving import move, resolve
 from embstore_client.shards.router import Router
 from tests.clusters import Cluster, Watched, table
 from tests.service.faults.served import PATIENCE_S
@@ -396,7 +396,7 @@ def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path):
     cluster.close()
 
 
-def test_an_update_that_is_half_applied_is_completed_before_partitions_move(cluster, monkeypatch):
+def test_an_update_that_is_half_applied_is_completed_before_partitions_move(cluster):
     """Two clients write one table: each has its update on other shards when writes are paused, and
     as many updates are everywhere."""
     fill(cluster.store())
@@ -425,12 +425,11 @@ def test_an_update_that_is_half_applied_is_completed_before_partitions_move(clus
         try:
             while [shard.execute(c.GetTable("a")).t for shard in shards] != [5, 5, 5]:
                 pass
-            monkeypatch.setattr(cluster, "shards", lambda: [Watched(s, sees) for s in shards])
-            cluster.even(3)
+            watched = [Watched(s, sees) for s in shards]
+            move(watched, cluster.map, cluster.map.evened(3), cluster.record, by="the test")
         finally:
             goes.set()
         for update in updates:
             assert update.result().t in (5, 6)
-    monkeypatch.undo()
     assert [shard.execute(c.GetTable("a")).t for shard in shards] == [6, 6, 6]
     goes_on(cluster.store())

@@ -13,8 +13,7 @@ import pytest
 from embstore import commands as c
 from embstore.commands import PartOf
 from embstore.config import Sgd
-from embstore.engine import sharding
-from embstore.engine.sharding import ClusterCommands
+from embstore.engine.sharding import IDS_KEPT_MAX, IDS_KEPT_S, ClusterCommands
 from embstore.errors import InvalidArgumentError, OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client.barrier import pause_each, resume_all
@@ -161,12 +160,10 @@ def test_what_all_shards_refuse_is_no_half(cluster):
     pause_each(cluster.shards(), "the test", tries=1)
 
 
-def test_ids_are_forgotten_after_a_time_and_above_a_number(monkeypatch):
+def test_ids_are_forgotten_after_a_time():
     now = [0.0]
-    monkeypatch.setattr(sharding, "monotonic", lambda: now[0])
-    monkeypatch.setattr(sharding, "_KEPT_MAX", 3)
-    commands = ClusterCommands()
-    for number in (5, 4, 3, 2):
+    commands = ClusterCommands(lambda: now[0])
+    for number in (4, 3, 2):
         commands.answered(number)
         now[0] += 1
     assert commands.ids == (2, 3, 4)
@@ -175,12 +172,19 @@ def test_ids_are_forgotten_after_a_time_and_above_a_number(monkeypatch):
     for number in (3, 9):
         with pytest.raises(OutcomeUnknownError):
             commands.check(number)
-    now[0] = sharding._KEPT_S + 2
+    now[0] = IDS_KEPT_S + 1
     assert commands.ids == (2,)
-    now[0] += sharding._KEPT_S
+    now[0] += IDS_KEPT_S
     commands.give_up([8])
     commands.check(3)
     assert commands.ids == ()
+
+
+def test_only_so_many_ids_are_kept():
+    commands = ClusterCommands()
+    for number in range(1, IDS_KEPT_MAX + 4):
+        commands.answered(number)
+    assert commands.ids == tuple(range(4, IDS_KEPT_MAX + 4))
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def raise_first(
         if len(done) + len(unknown) == len(errors):
             raise OutcomeUnknownError(
                 f"this update was applied by shards {done}, and perhaps by shards {unknown} "
-                f"({why}). Do not send it again, since shards would apply it twice. If the table "
-                "has the same t on all shards, in store.stats()['shards'], all have applied it; if "
-                "not, restore a checkpoint of the cluster. Until then no checkpoint can be made"
+                f"({why}). Do not send it again, since shards would apply it twice. If a "
+                "digest of the table can be computed when nothing trains it, all have applied it; "
+                "if not, restore a checkpoint of the cluster. Until then no checkpoint can be made"
             ) from first
         by = str(done) if done else f"{unknown}, if at all"
         raise OutcomeUnknownError(
