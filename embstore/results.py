@@ -441,7 +441,8 @@ class Barrier:
     places: tuple[NamedPlace, ...]
     """The resume positions of sessions, ordered by session."""
     answered: tuple[int, ...] = ()
-    """For a shard, the ids of the cluster's commands that it has answered lately, ascending."""
+    """For a shard, the ids of the commands of the cluster that it has answered, ascending: the last
+    command of each sender (`embstore.commands.executor.sender_of`)."""
 
     def is_of(self, other: "Barrier") -> bool:
         """Return whether two shards are at the same barrier, that is, have the same tables, with

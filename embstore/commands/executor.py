@@ -29,10 +29,21 @@ class PartOf:
     map_version: int
     """The version of the map by which the command was split."""
     command_id: int = 0
-    """A random number above 0 and below 2**63, the same for all parts of a command; 0: the
-    command does not write, or is sent to one shard."""
+    """The id of the command, above 0 and below 2**63, the same for all parts; 0: the command does
+    not write, or is sent to one shard. `sender_of` returns who has sent it."""
     is_check: bool = False
     """Whether the shard only checks whether it would execute its part, and changes nothing."""
+
+
+COUNT_BITS: Final = 23
+"""The bits of a command's id that count the commands of its sender. The 40 bits above are the
+sender, a random number."""
+
+
+def sender_of(command_id: int) -> int:
+    """Return the sender of a cluster's command. It sends no command before all shards have answered
+    its last one."""
+    return command_id >> COUNT_BITS
 
 
 class Executor(Protocol):

@@ -13,13 +13,14 @@ split by the map with which the session's ranks have joined; the session ends wh
 replaced.
 
 **Half executed commands.** A client of a cluster sends a part of a command to each shard, and gives
-all parts the same random id (`PartOf`). A shard that has answered its part, by a result or by an
-error that ends the command, notes the id. At a barrier the ids of all shards are compared
-(`embstore_client.barrier`): an id that some shards have and others lack belongs to a command that
-is half executed. Its client still sends the missing parts, which the shards execute although their
-writes are paused. If a part never comes, for example because the client was killed or stopped, the
-command is **given up**: a shard refuses the part from then on, and the client gets
-OutcomeUnknownError.
+all parts the same id (`PartOf`). A shard that has answered its part, by a result or by an
+error that ends the command, notes the id. A sender sends its next command after all shards have
+answered its last one, so a shard keeps one id per sender. At a barrier the ids of all shards are
+compared (`embstore_client.barrier`): an id that some shards have and others lack belongs to a
+command that is half executed. Its client still sends the missing parts, which the shards execute
+although their writes are paused. If a part never comes, for example because the client was killed
+or stopped, the command is **given up**: a shard refuses the part from then on, also after a
+restart, and the client gets OutcomeUnknownError.
 
 After a restart a shard has the ids of the commands that are executed again from the command log. It
 lacks the ids of earlier ones, so the next barrier waits for parts that do not come, and gives their
@@ -36,6 +37,7 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.commands import Effect, PartOf, Trait
+from embstore.commands.executor import sender_of
 from embstore.engine.admin import describe
 from embstore.errors import (
     EmbstoreError,
@@ -56,10 +58,10 @@ from embstore.tables.state import TableState
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine
 
-IDS_KEPT_S, IDS_KEPT_MAX = 300.0, 1 << 14
-"""The seconds after which a shard forgets the id of a command, far longer than a client takes to
-send all parts of a command, and the number of ids that it keeps. A barrier does not see a command
-whose id was forgotten on the shards that have executed it."""
+SENDERS_MAX = 1 << 14
+"""The number of senders whose last commands a shard knows. A client has as many senders as it has
+commands in flight, and one more after each command that failed. A barrier does not see a half
+executed command if as many other senders have sent commands since."""
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
@@ -105,7 +107,7 @@ def by_map(
     MovedError : the shard's map splits the command in another way; nothing has changed.
     OutcomeUnknownError : the cluster's command was given up; nothing has changed.
     """
-    version = part_of.map_version
+    version, command_id = part_of.map_version, part_of.command_id
     if part_of.is_check:
         _check(engine, command, version, begin)
     if Trait.JOINS in command.traits:  # runs without the engine: check again afterwards
@@ -118,71 +120,61 @@ def by_map(
             raise
         return joined
     is_in_session = getattr(command, "member", None) is not None
-    if is_in_session and not part_of.command_id:
+    if is_in_session and not command_id:
         return begin()
     if command.effect in (Effect.LONG, Effect.PROMPT):
         check_version(engine, version)
         return begin()
     with engine.tables.frame.turn():
+        _check_not_given_up(engine, command_id)  # first: by a newer map it would be sent again
         if not is_in_session:
             check_version(engine, version)
-        return _answered(engine, part_of.command_id, begin)
+        return _answered(engine, command_id, begin)
+
+
+def _check_not_given_up(engine: "Engine", command_id: int) -> None:
+    if engine.shard is not None and command_id in engine.shard.given_up:
+        raise OutcomeUnknownError(
+            "another client made a checkpoint, or changed the shard map, while this command was "
+            "executed by some shards only, and did not wait for it any longer"
+        )
 
 
 class ClusterCommands:
-    """The commands of a cluster that one shard has answered or given up. Its callers have the
-    engine."""
+    """The last command of each sender that one shard has answered. Its callers have the engine."""
 
-    def __init__(self, now: Callable[[], float] = monotonic) -> None:
-        self._now = now
-        self._answered: dict[int, float] = {}  # the time of each answer, the oldest first
-        self._given_up: dict[int, float] = {}
-
-    def check(self, command_id: int) -> None:
-        """Raise OutcomeUnknownError if a command was given up."""
-        if command_id in self._given_up:
-            raise OutcomeUnknownError(
-                "another client made a checkpoint, or changed the shard map, while this command "
-                "was executed by some shards only, and did not wait for it any longer"
-            )
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}  # the id by sender; the sender that answered last is last
 
     def answered(self, command_id: int) -> None:
         """Note that this shard's part of a command was answered."""
         if command_id:
-            self._answered[command_id] = self._now()
-            self._forget_old(self._answered)
+            sender = sender_of(command_id)
+            self._last.pop(sender, None)
+            self._last[sender] = command_id
+            if len(self._last) > SENDERS_MAX:
+                del self._last[next(iter(self._last))]
 
-    def give_up(self, ids: Iterable[int]) -> None:
-        """Refuse the parts of these commands from now on."""
+    def forget(self, ids: Iterable[int]) -> None:
+        """Forget commands that were given up."""
         for command_id in ids:
-            self._answered.pop(command_id, None)
-            self._given_up[command_id] = self._now()
-        self._forget_old(self._given_up)
+            if self._last.get(sender := sender_of(command_id)) == command_id:
+                del self._last[sender]
 
     def adopt(self, ids: Iterable[int]) -> None:
         """Take over the ids of another shard, whose position this shard has adopted."""
-        self._answered = dict.fromkeys(ids, self._now())
+        self._last = {sender_of(command_id): command_id for command_id in ids}
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids of the commands answered lately, ascending."""
-        self._forget_old(self._answered)
-        return tuple(sorted(self._answered))
-
-    def _forget_old(self, kept: dict[int, float]) -> None:
-        until = self._now() - IDS_KEPT_S
-        while kept:
-            oldest = next(iter(kept))
-            if kept[oldest] > until and len(kept) <= IDS_KEPT_MAX:
-                return
-            del kept[oldest]
+        """The id of each sender's last command, ascending."""
+        return tuple(sorted(self._last.values()))
 
 
 def _answered(engine: "Engine", command_id: int, begin: Callable[[], Any]) -> Any:
     """Begin a command, and note that this part of the cluster's command was answered, unless its
     sender sends it again. The caller has the engine."""
     commands, frame = engine.cluster_commands, engine.tables.frame
-    commands.check(command_id)
     frame.part_id = command_id
     try:
         result = begin()
@@ -299,13 +291,16 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
         place, frame = _place_of(engine).paused(command.by), engine.tables.frame
         if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
             raise WritesPausedError(frame.lease.why)
+        if command.given_up:
+            engine.cluster_commands.forget(command.given_up)
+            _become(engine, _place_of(engine).giving_up(command.given_up))
+            place = _place_of(engine).paused(command.by)
         if command.lease_ms:
             ends = monotonic() + command.lease_ms / 1000
             be(engine, engine.shard)  # resets `may_pass`: only commands up to `until` will pass
             frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)
-        engine.cluster_commands.give_up(command.given_up)
         if command.until is not None:
             answered = frozenset(command.until.answered)
             frame.may_pass = partial(_is_before, engine, command.until, answered)

@@ -12,11 +12,13 @@ import pytest
 
 from embstore import commands as c
 from embstore.commands import PartOf
+from embstore.commands.executor import COUNT_BITS, sender_of
 from embstore.config import Sgd
-from embstore.engine.sharding import IDS_KEPT_MAX, IDS_KEPT_S, ClusterCommands
+from embstore.engine.sharding import SENDERS_MAX, ClusterCommands
 from embstore.errors import InvalidArgumentError, OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client.barrier import pause_each, resume_all
+from embstore_client.shards.command_ids import CommandIds
 from embstore_client.shards.router import Router
 from embstore_proto import shared_memory
 from embstore_proto.envelope import metadata_of, part_of
@@ -52,17 +54,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 class Held:
     """A shard, and a client that holds back what it sends to this shard."""
 
-    def __init__(self, shard: Any) -> None:
-        self._shard, self.goes = shard, threading.Event()
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self._cluster, self._number, self.goes = cluster, number, threading.Event()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard, name)
+        return getattr(self._cluster.engines[self._number], name)
 
     def execute(self, command: Any, *, part_of: PartOf | None = None, **how: Any) -> Any:
         """Execute a command; first wait, if it is the shard's part of a command that writes."""
         if part_of is not None and part_of.command_id:
             self.goes.wait()
-        return self._shard.execute(command, part_of=part_of, **how)
+        shard = self._cluster.engines[self._number]
+        return shard.execute(command, part_of=part_of, **how)
 
 
 @contextmanager
@@ -72,7 +75,7 @@ def half_executed(
     """Begin a write whose part is held back from one shard, while all others execute theirs. Yield
     the event that lets the part go, and the write."""
     shards: list[Any] = cluster.shards()
-    late = shards[held] = Held(cluster.engines[held])
+    late = shards[held] = Held(cluster, held)
     frames = [e.tables.frame for number, e in cluster.engines.items() if number != held]
     before = [frame.command_number for frame in frames]
     with ThreadPoolExecutor(1) as thread:
@@ -116,13 +119,19 @@ def test_a_checkpoint_contains_the_whole_of_it(cluster, write, held):
     assert digest_of(cluster) == after
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "restart", "another map"])
 @pytest.mark.parametrize("held", range(SHARDS))
-def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held):
+def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held, meanwhile):
     others = [number for number in range(SHARDS) if number != held]
     pauses: list[float] = []
     with half_executed(cluster, held, WRITES["assign"]) as (goes, written):
         pause_each(cluster.shards(), "the test", wait=pauses.append)
         assert pauses
+        if meanwhile == "another map":
+            cluster.even(SHARDS - 1)
+        elif meanwhile == "restart":
+            cluster.kill(held)
+            cluster.open(held)
         resume_all(cluster.shards(), "the test")
         goes.set()
         with pytest.raises(OutcomeUnknownError, match=rf"by shards \{others}.*did not wait"):
@@ -160,31 +169,43 @@ def test_what_all_shards_refuse_is_no_half(cluster):
     pause_each(cluster.shards(), "the test", tries=1)
 
 
-def test_ids_are_forgotten_after_a_time():
-    now = [0.0]
-    commands = ClusterCommands(lambda: now[0])
-    for number in (4, 3, 2):
-        commands.answered(number)
-        now[0] += 1
-    assert commands.ids == (2, 3, 4)
-    commands.give_up([3, 9])
-    assert commands.ids == (2, 4)
-    for number in (3, 9):
-        with pytest.raises(OutcomeUnknownError):
-            commands.check(number)
-    now[0] = IDS_KEPT_S + 1
-    assert commands.ids == (2,)
-    now[0] += IDS_KEPT_S
-    commands.give_up([8])
-    commands.check(3)
-    assert commands.ids == ()
+def test_the_last_command_of_each_sender_is_known():
+    commands, ids, stopped = ClusterCommands(), CommandIds(), CommandIds().begin()
+    commands.answered(stopped)
+    for _ in range(SENDERS_MAX + 1):
+        commands.answered(last := ids.begin())
+        ids.end(last)
+    assert commands.ids == tuple(sorted((stopped, last)))
+    commands.forget([last, stopped + 1])
+    assert commands.ids == (stopped,)
 
 
-def test_only_so_many_ids_are_kept():
+def test_only_so_many_senders_are_known():
     commands = ClusterCommands()
-    for number in range(1, IDS_KEPT_MAX + 4):
-        commands.answered(number)
-    assert commands.ids == tuple(range(4, IDS_KEPT_MAX + 4))
+    sent = [CommandIds().begin() for _ in range(SENDERS_MAX + 1)]
+    for command_id in sent:
+        commands.answered(command_id)
+    assert commands.ids == tuple(sorted(sent[1:]))
+
+
+def test_a_sender_sends_one_command_after_the_other():
+    ids = CommandIds()
+    at_once = [ids.begin() for _ in range(3)]
+    assert len({sender_of(one) for one in at_once}) == 3
+    ids.end(at_once[1])
+    assert ids.begin() == at_once[1] + 1
+    assert sender_of(ids.begin()) not in {sender_of(one) for one in at_once}
+    ids.end(0)
+    assert ids.begin() > 1
+
+
+def test_a_sender_ends_when_it_has_no_more_ids():
+    ids = CommandIds()
+    last = (3 << COUNT_BITS) + (1 << COUNT_BITS) - 2
+    ids.end(last)
+    assert ids.begin() == last + 1
+    ids.end(last + 1)
+    assert sender_of(ids.begin()) != 4
 
 
 @pytest.mark.parametrize(

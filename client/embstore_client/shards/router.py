@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from secrets import randbits
 from typing import Any, TypeVar, cast
 
 from embstore import commands as c
@@ -43,6 +42,7 @@ from embstore_client.shards import (
     steps,
     whole,
 )
+from embstore_client.shards.command_ids import CommandIds
 from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
 from embstore_client.shards.write_pauses import TIMEOUT_S, check_newest, retry_while_paused
@@ -290,7 +290,8 @@ class Router:
         call, first = call or Call(), next(iter(commands.values()))
         done = _Sums(len(commands), call.progress)
         left: dict[int, MovedError | OutcomeUnknownError] = {}
-        command_id = 0 if is_check or len(commands) == 1 else _new_id(first)
+        is_tracked = len(commands) > 1 and not is_check and _needs_id(first)
+        command_id = self.shared.command_ids.begin() if is_tracked else 0
 
         def execute(place: int, shard: int, command: Any) -> Any:
             progress = None if call.progress is None else done.of(place)
@@ -309,6 +310,7 @@ class Router:
             raise
         errors = {shard: left.get(shard) or future.exception() for shard, future in futures.items()}
         halves.raise_first(first, errors, is_check=is_check)
+        self.shared.command_ids.end(command_id)
         return {s: future.result() for s, future in futures.items() if errors[s] is None}
 
     def _wait(
@@ -378,11 +380,10 @@ class Router:
         return self.owners.split(config.seed, keys, config.key_space)
 
 
-def _new_id(command: Command[Any]) -> int:
-    """Return a new id for a command of several shards; 0: a barrier needs no id, because the
-    command does not write, or finishes a step, whose number it knows."""
-    is_tracked = command.effect is Effect.WRITES and command.retry is not Retry.STEP
-    return randbits(62) + 1 if is_tracked else 0
+def _needs_id(command: Command[Any]) -> bool:
+    """Return whether a barrier notices only by an id that a command is half executed: it writes,
+    and finishes no step, whose number a barrier knows."""
+    return command.effect is Effect.WRITES and command.retry is not Retry.STEP
 
 
 class Shared:
@@ -390,6 +391,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.places = Places()
+        self.command_ids = CommandIds()
         self.scans: dict[str, bool] = {}
         """For each open scan, whether its keys are sparse. This is kept here because the scan's
         table may be dropped."""
