@@ -29,6 +29,11 @@ def marked(metadata: dict[str, Any], mark: str) -> dict[str, Any]:
     return metadata | {_KEY: mark}
 
 
+def is_marked(metadata: dict[str, Any]) -> bool:
+    """Return whether a shard's checkpoint was made for a checkpoint of the cluster."""
+    return _KEY in metadata
+
+
 def given(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the caller's metadata, from the metadata that a shard keeps."""
     mark = metadata.get(_KEY)

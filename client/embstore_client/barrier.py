@@ -3,7 +3,7 @@
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
 a command that another shard has not executed. The client asks all shards to pause their writes, and
 each shard returns its position: t of each table, the last finished step of each session, and the
-ids of the cluster's commands that it has answered lately (`embstore.engine.sharding`). Shards that
+ids of the cluster's commands that it has answered last (`embstore.engine.sharding`). Shards that
 lag may still execute commands that another shard has executed. These commands arrive, because
 clients repeat refused commands, and no client starts its next command before all shards have
 executed its present command. The lagging shards may nevertheless fail to reach that position,
@@ -221,15 +221,22 @@ def _brought_up(
     return _of_all(shards, pause, timeout_s)
 
 
-def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:
+def resume_all(
+    shards: Sequence[Executor],
+    by: str = "",
+    *,
+    complete: tuple[str, ...] = (),
+    timeout_s: float | None = None,
+) -> None:
     """Have all shards accept writes again, if their pause has the name `by`; "" matches any name.
+    The shards push out the oldest checkpoints whose labels are in `complete`.
 
     Raises
     ------
     EmbstoreError : the error of the first shard that was not reached; the shards that were reached
         have resumed.
     """
-    _of_all(shards, c.ResumeWrites(by), timeout_s)
+    _of_all(shards, c.ResumeWrites(by, complete), timeout_s)
 
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:

@@ -41,7 +41,9 @@ class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, 
     """Make a shard accept writes again, if the client `by` has paused them.
 
     An empty name stands for any client. Otherwise, if another client has paused the writes, they
-    stay paused. It is no error if writes are not paused.
+    stay paused. It is no error if writes are not paused. `complete` are the labels of the cluster's
+    checkpoints, if the client has just made one: the shard pushes out the oldest ones.
     """
 
     by: str = ""
+    complete: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ from embstore.errors import (
 )
 from embstore.results import Barrier, NamedPlace, Place
 from embstore.storage import shard as shards
-from embstore.storage.labels import still_kept
+from embstore.storage.labels import without_old
 from embstore.storage.shard import ShardPlace
 from embstore.tables.frame import Lease
 from embstore.tables.logged import SessionPlace
@@ -330,21 +330,11 @@ def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:
         frame = engine.tables.frame
         if frame.lease is not None and command.by in ("", frame.lease.by):
             frame.lease = None
-        with suppress(EmbstoreError):  # else the next checkpoint pushes out one more
-            _push_out(engine)
-
-
-def _push_out(engine: "Engine") -> None:
-    """Drop the checkpoints that a shard has kept until the cluster's newest one was complete. The
-    caller has the engine."""
-    storage, log, kept = engine.storage, engine.log, engine.storage.catalogue.checkpoints
-    checkpoints = still_kept(kept, storage.keep)
-    if len(checkpoints) < len(kept):
-        if log is not None:
-            log.reserve_labels(checkpoints)
-        storage.keep_only(checkpoints)
-        if log is not None:
-            log.append_labels(checkpoints, engine.tables.frame.command_number)
+        if command.complete:
+            kept = engine.storage.catalogue.checkpoints
+            stay = without_old(kept, frozenset(command.complete), engine.storage.keep)
+            with suppress(EmbstoreError):  # else the next checkpoint pushes out one more
+                engine.tables.keep_labels(stay)
 
 
 def _become(engine: "Engine", place: ShardPlace) -> None:

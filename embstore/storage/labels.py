@@ -15,9 +15,11 @@ so that a folder keeps the same number of routine checkpoints with and without t
 bounds the number of protected checkpoints, because each one keeps files that merges could otherwise
 remove.
 
-**A shard** keeps one checkpoint more in each folder until its writes are resumed, since the newest
-one may be incomplete: if another shard refuses its part of a cluster's checkpoint, the client drops
-the label again before it resumes writes, and no complete label has been pushed out.
+**A shard** does not know which of its checkpoints are complete, that is, which labels all shards
+have. It therefore keeps up to `SPARE` more in each folder, and some more folders. The client that
+has made a cluster's checkpoint lists the complete labels, and tells them to each shard when it
+resumes writes. Then the shard pushes out older ones (`without_old`). So clients and shards that
+die while they make checkpoints, and leave incomplete ones, push out no complete one.
 
 **Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
 needs that checkpoint: the head and every other checkpoint name all files that they need. A running
@@ -27,7 +29,7 @@ catalogue: before the rename the label is kept whole, and after the rename the l
 Files that no catalogue names any more are removed at once or by the next opening.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from shlex import quote
 
@@ -42,9 +44,17 @@ PROTECTED_MAX = 64
 """Maximum number of protected checkpoints of a store."""
 
 
-def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, ...]:
+SPARE = 4
+"""The number of checkpoints that a shard keeps beyond the usual number in each folder, and of
+folders beyond `FOLDERS_MAX`, since some may be incomplete."""
+
+
+def still_kept(
+    checkpoints: Sequence[KeptState], keep: int, *, spare: int = 0
+) -> tuple[KeptState, ...]:
     """Return the checkpoints to keep, oldest first. `checkpoints` are all checkpoints, oldest
-    first; the last one was just made."""
+    first; the last one was just made. `spare` is the number of checkpoints to keep beyond `keep` in
+    each folder, and of folders beyond `FOLDERS_MAX`."""
     by_folder: dict[str, list[KeptState]] = {}
     labels = {one.label for one in checkpoints}
     exempt = {one.label for one in checkpoints if one.protected}
@@ -52,13 +62,23 @@ def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, 
     for one in checkpoints:
         if one.label not in exempt:
             folder = one.label.removesuffix(STAND_IN).rpartition("/")[0]
-            by_folder[folder] = [*by_folder.pop(folder, []), one][-keep:]  # newest folder last
+            by_folder[folder] = [*by_folder.pop(folder, []), one][-keep - spare :]  # newest last
     spaces: dict[str, list[str]] = {}
     for folder in by_folder:
         spaces.setdefault(folder.partition("/")[0], []).append(folder)
-    folders = {folder for space in spaces.values() for folder in space[-FOLDERS_MAX:]}
+    folders = {folder for space in spaces.values() for folder in space[-FOLDERS_MAX - spare :]}
     stay = exempt | {one.label for folder in folders for one in by_folder[folder]}
     return tuple(one for one in checkpoints if one.label in stay)
+
+
+def without_old(
+    checkpoints: Sequence[KeptState], complete: Container[str], keep: int
+) -> tuple[KeptState, ...]:
+    """Return the checkpoints that a shard keeps, oldest first, if those with the labels `complete`
+    are complete: the newest complete ones, and the newest of all."""
+    newest = still_kept([one for one in checkpoints if one.label in complete], keep)
+    labels = {one.label for one in (*newest, *still_kept(checkpoints, keep))}
+    return tuple(one for one in checkpoints if one.label in labels)
 
 
 def retained(

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
+from embstore.cluster_checkpoints import is_marked
 from embstore.config import Limits
 from embstore.errors import (
     CheckpointExistsError,
@@ -40,7 +41,7 @@ from embstore.storage.contents import Contents
 from embstore.storage.file_errors import removed
 from embstore.storage.files import Files
 from embstore.storage.id_files import Ids
-from embstore.storage.labels import still_kept
+from embstore.storage.labels import SPARE, still_kept
 from embstore.storage.lives import Lives
 from embstore.storage.log import Log
 from embstore.storage.merges import Merges
@@ -252,7 +253,8 @@ class Storage:
         checkpoints = old.checkpoints
         if label is not None:
             made = KeptState(label, metadata, head, made_at=time())
-            checkpoints = still_kept((*checkpoints, made), self.keep + self._contents.is_shard)
+            spare = SPARE if is_marked(metadata) else 0
+            checkpoints = still_kept((*checkpoints, made), self.keep, spare=spare)
         new = replace(
             old, head=head, lives=lives, checkpoints=checkpoints, tail=False
         ).without_dropped()

@@ -303,15 +303,21 @@ class Tables:
         ------
         CheckpointNotFoundError, CheckpointProtectedError, CapacityError : nothing has changed.
         """
-        storage, log = self.storage, self.frame.log
-        kept = storage.kept(label)
-        checkpoints = retained(storage.catalogue.checkpoints, kept, retention)
+        kept = self.storage.kept(label)
+        self.keep_labels(retained(self.storage.catalogue.checkpoints, kept, retention))
+        return self.storage.catalogue.checkpoint(label) or kept
+
+    def keep_labels(self, checkpoints: tuple[KeptState, ...]) -> None:
+        """Keep only the given checkpoints, here and at standbys.
+
+        Raises CapacityError, if there is no space; nothing has changed.
+        """
+        log = self.frame.log
         if log is not None:
             log.reserve_labels(checkpoints)
-        storage.keep_only(checkpoints)
+        self.storage.keep_only(checkpoints)
         if log is not None:
             log.append_labels(checkpoints, self.frame.command_number)
-        return storage.catalogue.checkpoint(label) or kept
 
     @property
     def is_committed(self) -> bool:

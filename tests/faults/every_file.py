@@ -30,7 +30,7 @@ from tests.conformance.cases import engine_of
 from tests.copies import copy_of_open
 from tests.faults.damage import SEED, check_rows
 from tests.faults.promises import Promise, check_content, content_of
-from tests.faults.training import LABELS_KEPT, LOGGED, DenseStore, open_store, stir, train
+from tests.faults.training import LOGGED, DenseStore, open_store, stir, train
 
 COMMANDS, REOPENED = 43, 29
 """Of the training: then the store has segments that a commit names, and others; and when it is
@@ -77,8 +77,7 @@ def make(path: Path) -> Made:
     made, dense = Made(path / "killed"), DenseStore()
     files = UnsyncedFiles(path / "store")
     for stretch in (REOPENED, COMMANDS - REOPENED):
-        keep = LABELS_KEPT - (stretch != REOPENED)  # it is a shard then, which keeps one more
-        with open_store(path / "store", files=files, **OPTIONS, checkpoints_keep=keep) as store:
+        with open_store(path / "store", files=files, **OPTIONS) as store:
             if stretch != REOPENED:
                 _note_use(store)
             for _ in range(stretch):

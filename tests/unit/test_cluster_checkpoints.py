@@ -17,10 +17,12 @@ from embstore.errors import (
     CapacityError,
     CheckpointExistsError,
     CheckpointNotFoundError,
+    OutcomeUnknownError,
     StoreClosedError,
     WritesPausedError,
 )
 from embstore.handles.store import Store
+from embstore.storage.labels import SPARE
 from embstore_client.shards.router import Router
 from tests.clusters import Cluster, Watched, table
 
@@ -154,11 +156,11 @@ def test_checkpoints_that_one_shard_refuses_displace_none(cluster):
     assert store.table("a").t == 3
 
 
-def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):
-    """Also what leaves t as it is. A shard was started again just before it keeps a label: its
-    lease is forgotten, and somebody has written."""
+def restarting(cluster: Cluster, times: int) -> Store:
+    """Return the store of a client for which a shard is started again just before it makes its next
+    checkpoints: its lease is forgotten, and somebody assigns a row, which leaves t as it is."""
     first, second, third = cluster.shards()
-    starts = [None]
+    starts = [None] * times
 
     def start_again(command: Any) -> None:
         if isinstance(command, c.Checkpoint) and starts:
@@ -167,9 +169,38 @@ def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):
             rows = np.zeros((1, DIM), np.float32)
             second.execute(c.Assign(c.TableKeys("a", None, np.array([0])), rows))
 
-    store = Store(Router([first, Watched(second, start_again), third], cluster.map))
+    return Store(Router([first, Watched(second, start_again), third], cluster.map))
+
+
+def test_checkpoints_that_are_made_again_displace_none(cluster):
+    whole = [f"whole-{number}" for number in range(3)]
+    for label in whole:
+        cluster.store().checkpoint(label)
+    with pytest.raises(OutcomeUnknownError, match="in all 5 tries"):
+        restarting(cluster, times=5).checkpoint("kept")
+    assert [labels_of(shard) for shard in cluster.shards()] == 3 * [whole]
+
+
+@pytest.mark.parametrize("among", range(3))
+def test_clients_that_die_in_a_checkpoint_displace_none(cluster, among):
+    """One shard, or two, have made their part when the client dies."""
+    store, shards = cluster.store(), cluster.shards()
+    for number in range(3):
+        store.checkpoint(f"whole-{number}")
+        for died in range(SPARE if number == among else 0):
+            for shard in shards[: 1 + died % 2]:
+                shard.execute(c.Checkpoint(f"died-{died}", marked({}, f"{died}")))
+    assert labels_of(store) == ["whole-0", "whole-1", "whole-2"]
+    store.checkpoint("whole-3")
+    assert labels_of(store) == ["whole-1", "whole-2", "whole-3"]
+    for number in range(4, 8):
+        store.checkpoint(f"whole-{number}")
+    assert [labels_of(shard) for shard in shards] == 3 * [["whole-5", "whole-6", "whole-7"]]
+
+
+def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):
+    store = restarting(cluster, times=1)
     made = store.checkpoint("kept")
-    assert not starts
     assert labels_of(store) == ["kept"]
     at = [shard.execute(c.ListCheckpoints())[0].command for shard in cluster.shards()]
     assert at == [made.command, made.command + 1, made.command]

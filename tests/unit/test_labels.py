@@ -1,7 +1,9 @@
 """Which checkpoints are kept."""
 
+import pytest
+
 from embstore.results import State
-from embstore.storage.labels import FOLDERS_MAX, still_kept
+from embstore.storage.labels import FOLDERS_MAX, SPARE, still_kept, without_old
 from embstore.storage.states import KeptState
 
 
@@ -49,3 +51,29 @@ def test_a_stand_in_pushes_out_nothing_while_its_label_is_kept():
     assert made("a/1", "a/2", "a/2/replacing") == ["a/1", "a/2", "a/2/replacing"]
     assert made("a/1", "a/2/replacing") == ["a/1", "a/2/replacing"]  # in the folder of its label
     assert made("a/1", "a/2/replacing", "a/3") == ["a/2/replacing", "a/3"]
+
+
+def states(*labels: str) -> list[KeptState]:
+    return [KeptState(label, {}, State()) for label in labels]
+
+
+def test_a_shard_keeps_some_more_until_it_knows_which_are_complete():
+    labels = [f"a/{n}/{label}" for n in range(FOLDERS_MAX + SPARE + 1) for label in "stuvwxyz"]
+    kept = [one.label for one in still_kept(states(*labels), 2, spare=SPARE)]
+    assert kept == [one for one in labels if one[:4] != "a/0/" and one[-1] not in "st"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "complete", "kept"),
+    [
+        ("abc", "abc", "bc"),
+        ("abxc", "abc", "bxc"),
+        ("abxyc", "abc", "byc"),
+        ("xabc", "abc", "bc"),
+        ("abxyz", "ab", "abyz"),
+        ("abc", "", "bc"),
+        ("abc", "c", "bc"),
+    ],
+)
+def test_complete_ones_are_pushed_out_by_complete_ones(labels, complete, kept):
+    assert [one.label for one in without_old(states(*labels), complete, 2)] == [*kept]

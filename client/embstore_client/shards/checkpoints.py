@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
     """
     with router.writing():
         for _ in range(_TRIES):
-            with _paused(router, call) as barriers:
+            with _paused(router, call) as pause:
                 _drop_left(router, command.label)
                 mark = token_hex(MARK_CHARACTERS // 2)
                 made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
@@ -65,9 +65,10 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
                     with suppress(EmbstoreError):
                         _drop_left(router, command.label)
                     raise
-            if _are_one(found, barriers):
-                return unmarked(found[0])
-            _drop(router, command.label, range(len(found)))
+                if _are_one(found, pause.barriers):
+                    pause.is_complete = True
+                    return unmarked(found[0])
+                _drop(router, command.label, range(len(found)))
     raise OutcomeUnknownError(
         f"checkpoint {command.label!r}: expected no writes to any shard while it is made, found "
         f"some in all {_TRIES} tries, so the cluster has no such checkpoint: pause other writers, "
@@ -82,22 +83,36 @@ def _are_one(found: list[KeptCheckpoint], barriers: list[Barrier]) -> bool:
     return is_same and (not barriers or at == [one.command for one in barriers])
 
 
+@dataclass
+class _Pause:
+    """A pause of all shards' writes, in which a checkpoint is made."""
+
+    barriers: list[Barrier]
+    """For each shard, the position at which it was paused; [] if writes cannot be paused."""
+    is_complete: bool = False
+    """Whether the checkpoint was made, so that shards can push out older ones."""
+
+
 @contextmanager
-def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
-    """Pause the writes of all shards, and yield for each shard its barrier, the position at which
-    it was paused. Yield [] if writes cannot be paused."""
-    by = f"a checkpoint, {token_hex(8)}"
-    barriers: list[Barrier] = []
+def _paused(router: Router, call: Call) -> Iterator[_Pause]:
+    """Pause the writes of all shards during the block, if the client may do this."""
+    by, timeout_s = f"a checkpoint, {token_hex(8)}", call.timeout_s
+    pause = _Pause([])
     with suppress(PermissionDeniedError, InvalidArgumentError):  # the latter: not served as shards
         check = partial(router.check_newest, range(len(router.shards)))
-        pause = partial(pause_each, router.shards, by, timeout_s=call.timeout_s, lease_ms=_LEASE_MS)
-        barriers = retry_while_paused(pause, check, call.timeout_s or TIMEOUT_S)
+        each = partial(pause_each, router.shards, by, timeout_s=timeout_s, lease_ms=_LEASE_MS)
+        pause.barriers = retry_while_paused(each, check, timeout_s or TIMEOUT_S)
     try:
-        yield barriers
+        yield pause
     finally:
-        if barriers:
+        if pause.barriers:
+            complete: tuple[str, ...] = ()
+            with suppress(EmbstoreError):  # if this fails, the next checkpoint pushes out more
+                if pause.is_complete:
+                    listed = list_checkpoints(router, _LIST, call)
+                    complete = tuple(one.label for one in listed)
             with suppress(EmbstoreError):  # if this fails, the lease ends the pause
-                resume_all(router.shards, by, timeout_s=call.timeout_s)
+                resume_all(router.shards, by, complete=complete, timeout_s=timeout_s)
 
 
 def _drop_left(router: Router, label: str) -> None:

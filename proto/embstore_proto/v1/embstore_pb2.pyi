@@ -1142,10 +1142,12 @@ class PauseWritesReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ...) -> None: ...
 
 class ResumeWritesRequest(_message.Message):
-    __slots__ = ("by",)
+    __slots__ = ("by", "complete")
     BY_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     by: str
-    def __init__(self, by: _Optional[str] = ...) -> None: ...
+    complete: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, by: _Optional[str] = ..., complete: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResumeWritesReply(_message.Message):
     __slots__ = ("context",)
