@@ -34,6 +34,7 @@ from dataclasses import replace
 from shlex import quote
 
 from embstore.choices import STAND_IN, Retention
+from embstore.cluster_checkpoints import is_marked
 from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.storage.states import KeptState
 
@@ -47,6 +48,14 @@ PROTECTED_MAX = 64
 SPARE = 4
 """The number of checkpoints that a shard keeps beyond the usual number in each folder, and of
 folders beyond `FOLDERS_MAX`, since some may be incomplete."""
+
+
+def kept_after(
+    checkpoints: Sequence[KeptState], made: KeptState, keep: int
+) -> tuple[KeptState, ...]:
+    """Return the checkpoints to keep when `made` is made, oldest first."""
+    spare = SPARE if is_marked(made.metadata) else 0
+    return still_kept((*checkpoints, made), keep, spare=spare)
 
 
 def still_kept(

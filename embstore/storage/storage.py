@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.cluster_checkpoints import is_marked
 from embstore.config import Limits
 from embstore.errors import (
     CheckpointExistsError,
@@ -41,7 +40,7 @@ from embstore.storage.contents import Contents
 from embstore.storage.file_errors import removed
 from embstore.storage.files import Files
 from embstore.storage.id_files import Ids
-from embstore.storage.labels import SPARE, still_kept
+from embstore.storage.labels import kept_after
 from embstore.storage.lives import Lives
 from embstore.storage.log import Log
 from embstore.storage.merges import Merges
@@ -253,8 +252,7 @@ class Storage:
         checkpoints = old.checkpoints
         if label is not None:
             made = KeptState(label, metadata, head, made_at=time())
-            spare = SPARE if is_marked(metadata) else 0
-            checkpoints = still_kept((*checkpoints, made), self.keep, spare=spare)
+            checkpoints = kept_after(checkpoints, made, self.keep)
         new = replace(
             old, head=head, lives=lives, checkpoints=checkpoints, tail=False
         ).without_dropped()

@@ -299,19 +299,14 @@ class Tables:
     def set_retention(self, label: str, retention: Retention) -> KeptState:
         """Protect, drop or make routine a checkpoint; return it after the change, or before a drop.
 
-        Raises
-        ------
-        CheckpointNotFoundError, CheckpointProtectedError, CapacityError : nothing has changed.
+        Raises CheckpointNotFoundError, CheckpointProtectedError, CapacityError: no change was made.
         """
         kept = self.storage.kept(label)
         self.keep_labels(retained(self.storage.catalogue.checkpoints, kept, retention))
         return self.storage.catalogue.checkpoint(label) or kept
 
     def keep_labels(self, checkpoints: tuple[KeptState, ...]) -> None:
-        """Keep only the given checkpoints, here and at standbys.
-
-        Raises CapacityError, if there is no space; nothing has changed.
-        """
+        """Keep only the given checkpoints, here and at standbys. Raises CapacityError."""
         log = self.frame.log
         if log is not None:
             log.reserve_labels(checkpoints)
