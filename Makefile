@@ -120,7 +120,7 @@ test-lowest: .venv-lowest/stamp
 
 soak: .venv/stamp
 	@echo "embstore: killing trainers and servers, thousands of times, and sending what is almost right"
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/faults/test_power_cuts.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_shard_kills.py tests/service/faults/test_standbys.py
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --soak $(SOAK) tests/faults/test_kill_at_random_moments.py tests/faults/test_power_cuts.py tests/service/faults/test_restarts.py tests/service/faults/test_resumed_runs.py tests/service/faults/test_write_behind_kills.py tests/service/faults/test_shard_kills.py tests/service/faults/test_cluster_checkpoint_kills.py tests/service/faults/test_standbys.py
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal --soak $(SOAK) tests/service/faults/test_mutations.py tests/service/faults/test_documented.py
 	@.venv/bin/python -m pytest -q --soak $(SOAK) tests/service/faults/test_crowd.py
 
