@@ -28,7 +28,7 @@ from tests.service.faults.served import until
 from tests.service.faults.test_resumed_runs import connected
 
 SEED, SHARDS, WRITERS, ROUNDS = 20_261_129, 2, 3, 10
-ROWS, DIM, KEPT = 60, 2, 100
+ROWS, DIM, KEPT = 4_000, 4, 100
 COMMANDS = 4
 
 
