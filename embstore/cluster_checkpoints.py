@@ -34,6 +34,23 @@ def is_marked(metadata: dict[str, Any]) -> bool:
     return _KEY in metadata
 
 
+def mark_of(checkpoint: KeptCheckpoint) -> str | None:
+    """Return the mark of a shard's checkpoint; None: it belongs to one shard alone."""
+    return checkpoint.metadata.get(_KEY)
+
+
+def pause_name(mark: str) -> str:
+    """Return the name of the pause of writes during which a client makes the checkpoints with this
+    mark."""
+    return f"a checkpoint, {mark}"
+
+
+def may_be_made(metadata: dict[str, Any], pause: str) -> bool:
+    """Return whether a shard makes a checkpoint while its writes are paused: not one of another
+    client, since the client that paused them drops interrupted checkpoints."""
+    return not is_marked(metadata) or pause == pause_name(metadata[_KEY])
+
+
 def given(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the caller's metadata, from the metadata that a shard keeps."""
     mark = metadata.get(_KEY)
@@ -50,7 +67,5 @@ def unmarked(checkpoint: KeptCheckpoint) -> KeptCheckpoint:
 def identity_of(checkpoint: KeptCheckpoint) -> str | None:
     """Return a value that is equal for the checkpoints of all shards under one label if the label
     belongs to the cluster; None: the label belongs to one shard alone."""
-    mark = checkpoint.metadata.get(_KEY)
-    if mark is None:
-        return None
-    return json.dumps([mark, checkpoint.content])
+    mark = mark_of(checkpoint)
+    return None if mark is None else json.dumps([mark, checkpoint.content])

@@ -27,10 +27,16 @@ def table(optimizer: Optimizer, rows: int = 20_000) -> dict[str, Any]:
 
 
 class Watched:
-    """A shard, and what is done before each of its commands: it may wait, or raise."""
+    """A shard, and what is done before and after each of its commands: it may wait, or raise."""
 
-    def __init__(self, shard: Any, before: Callable[[Any], object]) -> None:
-        self._shard, self._before = shard, before
+    def __init__(
+        self,
+        shard: Any,
+        before: Callable[[Any], object] = lambda command: None,
+        *,
+        after: Callable[[Any], object] = lambda command: None,
+    ) -> None:
+        self._shard, self._before, self._after = shard, before, after
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shard, name)
@@ -38,7 +44,9 @@ class Watched:
     def execute(self, command: Any, **how: Any) -> Any:
         """Execute a command, as an engine does."""
         self._before(command)
-        return self._shard.execute(command, **how)
+        result = self._shard.execute(command, **how)
+        self._after(command)
+        return result
 
 
 class Cluster:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
-from embstore.cluster_checkpoints import given
+from embstore.cluster_checkpoints import given, may_be_made
 from embstore.engine.stats import store_stats, table_stats
 from embstore.errors import (
     CheckpointExistsError,
     InvalidArgumentError,
     PermissionDeniedError,
     SessionExpiredError,
+    WritesPausedError,
 )
 from embstore.results import Acknowledged, TableDescription
 from embstore.storage.labels import check_loses_none
@@ -206,6 +207,9 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
     """Commit, and keep the commit under a label."""
     with engine.tables.reading():
         _check_checkpoint(engine, command)
+        lease = engine.tables.frame.lease
+        if lease is not None and lease.is_live and not may_be_made(command.metadata, lease.by):
+            raise WritesPausedError(lease.why)
         engine.tables.commit(command.label, command.metadata)
         return engine.storage.catalogue.checkpoints[-1].described()
 

@@ -19,7 +19,9 @@ remove.
 have. It therefore keeps up to `SPARE` more in each folder, and some more folders. The client that
 has made a cluster's checkpoint lists the complete labels, and tells them to each shard when it
 resumes writes. Then the shard pushes out older ones (`without_old`). So clients and shards that
-die while they make checkpoints, and leave incomplete ones, push out no complete one.
+die while they make checkpoints, and leave incomplete ones, push out no complete one. Clients drop
+what others have left (`embstore_client.shards.checkpoints`), except clients that may not pause
+writes.
 
 **Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
 needs that checkpoint: the head and every other checkpoint name all files that they need. A running

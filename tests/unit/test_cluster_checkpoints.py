@@ -11,7 +11,7 @@ import pytest
 
 import embstore
 from embstore import commands as c
-from embstore.cluster_checkpoints import marked
+from embstore.cluster_checkpoints import marked, pause_name
 from embstore.config import Adagrad
 from embstore.errors import (
     CapacityError,
@@ -181,21 +181,76 @@ def test_checkpoints_that_are_made_again_displace_none(cluster):
     assert [labels_of(shard) for shard in cluster.shards()] == 3 * [whole]
 
 
+def dying(cluster: Cluster) -> Store:
+    """Return the store of a client that dies in a checkpoint, when the first shard has made its
+    part. The shards' pauses end."""
+    first, *others = cluster.shards()
+    is_dead = threading.Event()
+
+    def die(command: Any) -> None:
+        if isinstance(command, c.Checkpoint):
+            is_dead.set()
+            for shard in cluster.shards():
+                shard.execute(c.ResumeWrites())
+
+    def refuse(command: Any) -> None:
+        if isinstance(command, c.Checkpoint):
+            is_dead.wait()
+        if is_dead.is_set():
+            raise StoreClosedError("the client is dead")
+
+    def refuse_later(command: Any) -> None:
+        if is_dead.is_set():
+            raise StoreClosedError("the client is dead")
+
+    last = Watched(first, refuse_later, after=die)
+    return Store(Router([last, *(Watched(one, refuse) for one in others)], cluster.map))
+
+
 @pytest.mark.parametrize("among", range(3))
 def test_clients_that_die_in_a_checkpoint_displace_none(cluster, among):
-    """One shard, or two, have made their part when the client dies."""
     store, shards = cluster.store(), cluster.shards()
     for number in range(3):
         store.checkpoint(f"whole-{number}")
-        for died in range(SPARE if number == among else 0):
-            for shard in shards[: 1 + died % 2]:
-                shard.execute(c.Checkpoint(f"died-{died}", marked({}, f"{died}")))
+        for died in range(2 * SPARE if number == among else 0):
+            with pytest.raises(StoreClosedError):
+                dying(cluster).checkpoint(f"folder-{died % 2}/died-{died}")
+            assert len(shards[0].execute(c.ListCheckpoints())) == number + 2
     assert labels_of(store) == ["whole-0", "whole-1", "whole-2"]
     store.checkpoint("whole-3")
-    assert labels_of(store) == ["whole-1", "whole-2", "whole-3"]
-    for number in range(4, 8):
-        store.checkpoint(f"whole-{number}")
-    assert [labels_of(shard) for shard in shards] == 3 * [["whole-5", "whole-6", "whole-7"]]
+    assert [labels_of(shard) for shard in shards] == 3 * [["whole-1", "whole-2", "whole-3"]]
+
+
+def test_a_client_that_was_stopped_makes_its_checkpoint_again(cluster):
+    """Its pause has ended, and another client has dropped the part that was made."""
+    first, second, third = cluster.shards()
+    cluster.store().checkpoint("before")
+    is_made, has_stopped = threading.Event(), threading.Event()
+
+    def made(command: Any) -> None:
+        if isinstance(command, c.Checkpoint):
+            is_made.set()
+
+    def stop(command: Any) -> None:
+        if isinstance(command, c.Checkpoint) and not has_stopped.is_set():
+            is_made.wait()
+            has_stopped.set()
+            for shard in cluster.shards():
+                shard.execute(c.ResumeWrites())
+            cluster.store().checkpoint("other")
+
+    shards: list[Any] = [Watched(first, after=made), Watched(second, stop), third]
+    Store(Router(shards, cluster.map)).checkpoint("kept")
+    assert [labels_of(shard) for shard in cluster.shards()] == 3 * [["before", "other", "kept"]]
+
+
+def test_a_shard_makes_only_the_checkpoints_of_the_client_that_has_paused_it(cluster):
+    shard = cluster.engines[0]
+    Store(shard).pause_writes(pause_name("one"), lease_ms=3_600_000)
+    with pytest.raises(WritesPausedError, match="a checkpoint, one"):
+        shard.execute(c.Checkpoint("another's", marked({}, "another")))
+    shard.execute(c.Checkpoint("its own", marked({}, "one")))
+    shard.execute(c.Checkpoint("of no cluster", {}))
 
 
 def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):

@@ -10,13 +10,16 @@ label. The label is valid if all shards have stored the same tables with the sam
 updates; a different t shows that other clients wrote in between, and the label is created again.
 
 The metadata of labels shows which labels belong to the cluster (`embstore.cluster_checkpoints`). If
-a client died while it created a label, the next client that uses the label drops the incomplete
-label.
+a client died while it created a label, the next client that creates one drops the incomplete one.
+During a client's pause a shard makes no checkpoint of another client, so none that is just being
+made is dropped. A client that was stopped until its pause has ended finds out, since it looks
+whether all shards have its checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +27,14 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from embstore import commands as c
-from embstore.cluster_checkpoints import MARK_CHARACTERS, identity_of, marked, unmarked
+from embstore.cluster_checkpoints import (
+    MARK_CHARACTERS,
+    identity_of,
+    mark_of,
+    marked,
+    pause_name,
+    unmarked,
+)
 from embstore.errors import (
     CheckpointNotFoundError,
     EmbstoreError,
@@ -38,6 +48,9 @@ from embstore_client.shards.write_pauses import TIMEOUT_S, retry_while_paused
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
+
+Shards = list[tuple[KeptCheckpoint, ...]]
+"""The checkpoints of each shard, oldest first."""
 
 _TRIES = 5
 _LEASE_MS = 30_000
@@ -55,18 +68,16 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
     """
     with router.writing():
         for _ in range(_TRIES):
-            with _paused(router, call) as pause:
-                _drop_left(router, command.label)
-                mark = token_hex(MARK_CHARACTERS // 2)
-                made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
+            mark = token_hex(MARK_CHARACTERS // 2)
+            made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
+            with _paused(router, pause_name(mark), call) as pause:
+                _drop_left(router, command.label, is_paused=bool(pause.barriers))
                 try:
                     found = router.all(made, call)
                 except BaseException:
-                    with suppress(EmbstoreError):
-                        _drop_left(router, command.label)
+                    _drop_made(router, command.label, mark)
                     raise
-                if _are_one(found, pause.barriers):
-                    pause.is_complete = True
+                if _are_one(found, pause.barriers) and _is_kept(router, command.label, mark, pause):
                     return unmarked(found[0])
                 _drop(router, command.label, range(len(found)))
     raise OutcomeUnknownError(
@@ -89,15 +100,16 @@ class _Pause:
 
     barriers: list[Barrier]
     """For each shard, the position at which it was paused; [] if writes cannot be paused."""
-    is_complete: bool = False
-    """Whether the checkpoint was made, so that shards can push out older ones."""
+    complete: tuple[str, ...] = ()
+    """After the checkpoint was made, the labels that all shards have: shards can push out older
+    ones."""
 
 
 @contextmanager
-def _paused(router: Router, call: Call) -> Iterator[_Pause]:
-    """Pause the writes of all shards during the block, if the client may do this."""
-    by, timeout_s = f"a checkpoint, {token_hex(8)}", call.timeout_s
-    pause = _Pause([])
+def _paused(router: Router, by: str, call: Call) -> Iterator[_Pause]:
+    """Pause the writes of all shards during the block, if the client may do this. `by` is the name
+    of the pause."""
+    pause, timeout_s = _Pause([]), call.timeout_s
     with suppress(PermissionDeniedError, InvalidArgumentError):  # the latter: not served as shards
         check = partial(router.check_newest, range(len(router.shards)))
         each = partial(pause_each, router.shards, by, timeout_s=timeout_s, lease_ms=_LEASE_MS)
@@ -106,21 +118,62 @@ def _paused(router: Router, call: Call) -> Iterator[_Pause]:
         yield pause
     finally:
         if pause.barriers:
-            complete: tuple[str, ...] = ()
-            with suppress(EmbstoreError):  # if this fails, the next checkpoint pushes out more
-                if pause.is_complete:
-                    listed = list_checkpoints(router, _LIST, call)
-                    complete = tuple(one.label for one in listed)
             with suppress(EmbstoreError):  # if this fails, the lease ends the pause
-                resume_all(router.shards, by, complete=complete, timeout_s=timeout_s)
+                resume_all(router.shards, by, complete=pause.complete, timeout_s=timeout_s)
 
 
-def _drop_left(router: Router, label: str) -> None:
-    """Drop the checkpoints that an interrupted attempt has left under a label."""
-    found = _each(router.all(_LIST), label)
-    identities = [None if one is None else identity_of(one) for one in found]
+def _is_kept(router: Router, label: str, mark: str, pause: _Pause) -> bool:
+    """Return whether all shards still have the checkpoint of this attempt. Another client has
+    dropped a part of it, if this client was stopped for so long that its pause ended."""
+    try:
+        kept = router.all(_LIST)
+    except EmbstoreError:  # a shard died after it had made its checkpoint
+        return True
+    pause.complete = _complete(kept)
+    return all(one is not None and mark_of(one) == mark for one in _each(kept, label))
+
+
+def _complete(kept: Shards) -> tuple[str, ...]:
+    """Return the labels under which all shards have a checkpoint of one attempt, oldest first."""
+    marks = [{one.label: mark_of(one) for one in own} for own in kept]
+    return tuple(
+        label
+        for label, mark in marks[0].items()
+        if mark is not None and all(own.get(label) == mark for own in marks)
+    )
+
+
+def _drop_left(router: Router, label: str, *, is_paused: bool) -> None:
+    """Drop the checkpoints that an interrupted attempt has left under a label. If writes are
+    paused, no other client is making a checkpoint: drop all that interrupted attempts have left.
+
+    These are newer than a complete checkpoint. Older ones can be from before a shard has joined,
+    and complete again when it leaves.
+    """
+    kept = router.all(_LIST)
+    identities = [None if one is None else identity_of(one) for one in _each(kept, label)]
     if len({*identities}) > 1:
         _drop(router, label, [shard for shard, one in enumerate(identities) if one is not None])
+    complete = _complete(kept) if is_paused else ()
+    for shard, own in enumerate(kept):
+        labels = [one.label for one in own if mark_of(one) is not None]
+        first = next((n for n, one in enumerate(labels) if one in complete), len(labels))
+        for left in labels[first:]:
+            if left not in (*complete, label):
+                with suppress(EmbstoreError):  # for example, it is protected
+                    _drop(router, left, [shard])
+
+
+def _drop_made(router: Router, label: str, mark: str) -> None:
+    """Drop what an attempt has made, on each shard that answers."""
+
+    def drop(shard: int) -> None:
+        [own] = router.each({shard: _LIST}).values()
+        if any(one.label == label and mark_of(one) == mark for one in own):
+            _drop(router, label, [shard])
+
+    works = {shard: partial(drop, shard) for shard in range(len(router.shards))}
+    wait(router.shared.begin(works).values())
 
 
 def _drop(router: Router, label: str, shards: range | list[int]) -> None:
@@ -148,12 +201,12 @@ def list_checkpoints(
     )
 
 
-def _is_whole(found: list[tuple[KeptCheckpoint, ...]], label: str) -> bool:
+def _is_whole(found: Shards, label: str) -> bool:
     identities = {identity_of(one) if one is not None else None for one in _each(found, label)}
     return len(identities) == 1 and None not in identities
 
 
-def _each(found: list[tuple[KeptCheckpoint, ...]], label: str) -> list[KeptCheckpoint | None]:
+def _each(found: Shards, label: str) -> list[KeptCheckpoint | None]:
     return [next((one for one in kept if one.label == label), None) for kept in found]
 
 
