@@ -87,7 +87,8 @@ class Origins:
         raise OutcomeUnknownError(
             f"the store is in epoch {context.epoch}, what this client read before is of epoch "
             f"{before}: the store was restored, or lost commands in a crash. Rows and t may have "
-            "gone back: read t, or restore a checkpoint, and go on from there"
+            "gone back: read t, or restore a checkpoint, and go on from there. If you do not "
+            "restore one, the next call that writes raises this error too, and has no effect"
         )
 
     def placed(self, context: Context) -> None:

@@ -134,7 +134,9 @@ def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held, meanwhil
             cluster.open(held)
         resume_all(cluster.shards(), "the test")
         goes.set()
-        with pytest.raises(OutcomeUnknownError, match=rf"by shards \{others}.*did not wait"):
+        with pytest.raises(
+            OutcomeUnknownError, match=rf"by shards \{others}.*did not wait.*undone it"
+        ):
             written.result()
     cluster.store().table("a").assign(KEYS, AFTER)  # as the error says
     assert np.array_equal(cluster.store().table("a").lookup(KEYS), AFTER)

@@ -30,6 +30,7 @@ from embstore.sharding import ShardMap
 
 _GONE = (CheckpointNotFoundError, SessionExpiredError, TableNotFoundError)
 _UNKNOWN = (DeadlineError, OutcomeUnknownError)
+_UNDONE = "If a checkpoint was restored meanwhile, that has undone it"
 
 
 def raise_first(
@@ -65,21 +66,23 @@ def raise_first(
         if len(done) + len(unknown) == len(errors):
             raise OutcomeUnknownError(
                 f"this update was applied by shards {done}, and perhaps by shards {unknown} "
-                f"({why}). Do not send it again, since shards would apply it twice. If a "
-                "digest of the table can be computed when nothing trains it, all have applied it; "
-                "if not, restore a checkpoint of the cluster. Until then no checkpoint can be made"
+                f"({why}). {_UNDONE}. Else do not send it again, since shards would apply it "
+                "twice. If a digest of the table can be computed when nothing trains it, all have "
+                "applied it; if not, restore a checkpoint of the cluster. Until then no checkpoint "
+                "can be made"
             ) from first
         by = str(done) if done else f"{unknown}, if at all"
         raise OutcomeUnknownError(
             f"this update was applied to some of its rows only: by shards {by}, and "
-            f"not by all others ({why}). Do not send it again, since these shards would apply it "
-            "twice: restore a checkpoint of the cluster. Until then no checkpoint can be made"
+            f"not by all others ({why}). {_UNDONE}. Else do not send it again, since these shards "
+            "would apply it twice: restore a checkpoint of the cluster. Until then no checkpoint "
+            "can be made"
         ) from first
     if command.can_be_checked and not isinstance(command, c.Checkpoint):  # which drops its half
         raise OutcomeUnknownError(
             f"{type(command).__name__} was executed by shards {done or unknown}, and not by all "
-            f"others ({why}), so that the shards differ. Send it again, with the same arguments, "
-            "until it is acknowledged"
+            f"others ({why}). {_UNDONE}. Else the shards differ: send it again, with the same "
+            "arguments, until it is acknowledged"
         ) from first
     raise first
 
