@@ -47,6 +47,7 @@ from embstore.storage.command_records import remove_segments
 from embstore.storage.file_errors import removed
 from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
+from embstore.tables.answers import ClusterCommands
 from embstore.tables.callers import on_host
 from embstore.tables.command_log import CommandLog
 from embstore.tables.lent import Lent
@@ -125,7 +126,7 @@ class Engine:
         self.shard: ShardPlace | None = None
         """The store's shard number and cluster map; the module `sharding` replaces them as one
         object. None: the store is no shard."""
-        self.cluster_commands = sharding.ClusterCommands()
+        self.cluster_commands = ClusterCommands()
         self._is_abandoned = self.is_left_to_log = False
         """Whether `close` makes no commit, because the command log contains the changes."""
         self.scans = Scans(self.tables, self.commits)

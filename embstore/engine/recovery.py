@@ -50,7 +50,7 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
     first execution.
     """
     storage = engine.storage
-    memory, begun, executed = Memory(), perf_counter(), 0
+    memory, begun, executed = Memory(engine.cluster_commands), perf_counter(), 0
     catalogue = storage.catalogue
     reader = RecordReader(storage.files, bytes.fromhex(catalogue.store_id), catalogue.commands)
     if catalogue.commands is None:

@@ -20,14 +20,11 @@ compared (`embstore_client.barrier`): an id that some shards have and others lac
 command that is half executed. Its client still sends the missing parts, which the shards execute
 although their writes are paused. If a part never comes, for example because the client was killed
 or stopped, the command is **given up**: a shard refuses the part from then on, also after a
-restart, and the client gets OutcomeUnknownError.
-
-After a restart a shard has the ids of the commands that are executed again from the command log. It
-lacks the ids of earlier ones, so the next barrier waits for parts that do not come, and gives their
-commands up, which refuses nothing.
+restart, and the client gets OutcomeUnknownError. The ids are in the command log
+(`embstore.tables.answers`).
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -37,13 +34,11 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.commands import Effect, PartOf, Trait
-from embstore.commands.executor import sender_of
 from embstore.engine.admin import describe
 from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
     MovedError,
-    OutcomeUnknownError,
     SessionExpiredError,
     WritesPausedError,
 )
@@ -57,11 +52,6 @@ from embstore.tables.state import TableState
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine
-
-SENDERS_MAX = 1 << 14
-"""The number of senders whose last commands a shard knows. A client has as many senders as it has
-commands in flight, and one more after each command that failed. A barrier does not see a half
-executed command if as many other senders have sent commands since."""
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
@@ -126,49 +116,10 @@ def by_map(
         check_version(engine, version)
         return begin()
     with engine.tables.frame.turn():
-        _check_not_given_up(engine, command_id)  # first: by a newer map it would be sent again
+        engine.cluster_commands.check(command_id)  # first: by a newer map it would be sent again
         if not is_in_session:
             check_version(engine, version)
         return _answered(engine, command_id, begin)
-
-
-def _check_not_given_up(engine: "Engine", command_id: int) -> None:
-    if engine.shard is not None and command_id in engine.shard.given_up:
-        raise OutcomeUnknownError(
-            "another client made a checkpoint, or changed the shard map, while this command was "
-            "executed by some shards only, and did not wait for it any longer"
-        )
-
-
-class ClusterCommands:
-    """The last command of each sender that one shard has answered. Its callers have the engine."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, int] = {}  # the id by sender; the sender that answered last is last
-
-    def answered(self, command_id: int) -> None:
-        """Note that this shard's part of a command was answered."""
-        if command_id:
-            sender = sender_of(command_id)
-            self._last.pop(sender, None)
-            self._last[sender] = command_id
-            if len(self._last) > SENDERS_MAX:
-                del self._last[next(iter(self._last))]
-
-    def forget(self, ids: Iterable[int]) -> None:
-        """Forget commands that were given up."""
-        for command_id in ids:
-            if self._last.get(sender := sender_of(command_id)) == command_id:
-                del self._last[sender]
-
-    def adopt(self, ids: Iterable[int]) -> None:
-        """Take over the ids of another shard, whose position this shard has adopted."""
-        self._last = {sender_of(command_id): command_id for command_id in ids}
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The id of each sender's last command, ascending."""
-        return tuple(sorted(self._last.values()))
 
 
 def _answered(engine: "Engine", command_id: int, begin: Callable[[], Any]) -> Any:
@@ -274,7 +225,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
     storage.next_table_id = barrier.next_table_id
     for name in list(tables.places):
         tables.drop_place(name)
-    engine.cluster_commands.adopt(barrier.answered)
+    engine.cluster_commands.replace(barrier.answered)
     for one in barrier.places:
         reached = Place(one.step, dict(one.table_ids), barrier.command)
         tables.note_place(one.session, reached)
@@ -292,9 +243,9 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
         if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
             raise WritesPausedError(frame.lease.why)
         if command.given_up:
-            engine.cluster_commands.forget(command.given_up)
-            _become(engine, _place_of(engine).giving_up(command.given_up))
-            place = _place_of(engine).paused(command.by)
+            engine.cluster_commands.give_up(command.given_up)
+            if engine.log is not None:
+                engine.log.append_answers(frame.command_number)
         if command.lease_ms:
             ends = monotonic() + command.lease_ms / 1000
             be(engine, engine.shard)  # resets `may_pass`: only commands up to `until` will pass
@@ -327,12 +278,12 @@ def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:
     """Accept writes again."""
     with engine.tables.reading():
         _become(engine, _place_of(engine).resumed(command.by))
-        frame = engine.tables.frame
-        if frame.lease is not None and command.by in ("", frame.lease.by):
-            frame.lease = None
-        if command.complete:
-            kept = engine.storage.catalogue.checkpoints
-            stay = without_old(kept, frozenset(command.complete), engine.storage.keep)
+        lease, kept = engine.tables.frame.lease, engine.storage.catalogue.checkpoints
+        if lease is None or command.by not in ("", lease.by):
+            return
+        engine.tables.frame.lease = None
+        stay = without_old(kept, frozenset(command.complete), engine.storage.keep)
+        if command.complete and lease.is_live and stay != kept:  # else the list may be outdated
             with suppress(EmbstoreError):  # else the next checkpoint pushes out one more
                 engine.tables.keep_labels(stay)
 
@@ -356,7 +307,7 @@ def barrier(engine: "Engine") -> Barrier:
             NamedPlace(name, place.step, dict(place.table_ids))
             for name, place in sorted(tables.places.items())
         ),
-        engine.cluster_commands.ids,
+        tuple(sorted(engine.cluster_commands.ids)),
     )
 
 

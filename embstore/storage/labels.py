@@ -56,8 +56,9 @@ def kept_after(
     checkpoints: Sequence[KeptState], made: KeptState, keep: int
 ) -> tuple[KeptState, ...]:
     """Return the checkpoints to keep when `made` is made, oldest first."""
-    spare = SPARE if is_marked(made.metadata) else 0
-    return still_kept((*checkpoints, made), keep, spare=spare)
+    after = (*checkpoints, made)
+    spare = SPARE if any(is_marked(one.metadata) for one in after) else 0
+    return still_kept(after, keep, spare=spare)
 
 
 def still_kept(

@@ -20,7 +20,6 @@ such file.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -41,10 +40,6 @@ from embstore.storage.format import seal, unseal
 
 PATH = "SHARD"
 _FORMAT = 1
-
-GIVEN_UP_MAX = 1_000
-"""The number of commands that a shard can refuse because they were given up. Each belongs to a
-client that was killed or stopped, so that few are still going to be sent."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,6 @@ class ShardPlace:
     moved_commit: int = 0
     """The last commit before partitions were moved: the labels of commits up to this one belong to
     an older map."""
-    given_up: tuple[int, ...] = ()
-    """The ids of the cluster's commands of which the shard refuses its part; the newest is last
-    (`embstore.engine.sharding`)."""
 
     def __post_init__(self) -> None:
         count = len(self.shard_map.shards)
@@ -120,12 +112,6 @@ class ShardPlace:
         paused if a client other than `by` has paused them; "" stands for any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
-    def giving_up(self, ids: Iterable[int]) -> "ShardPlace":
-        """Return a copy of this ShardPlace in which the shard refuses its part of more commands.
-        The newest `GIVEN_UP_MAX` are kept."""
-        kept = dict.fromkeys((*self.given_up, *ids))
-        return replace(self, given_up=tuple(kept)[-GIVEN_UP_MAX:])
-
     def check_label(self, label: str, commit: int) -> None:
         """Raise CheckpointNotFoundError if partitions were moved after a label was kept. `commit`
         is the commit of the label's state."""
@@ -171,7 +157,6 @@ class ShardPlace:
             shard_map,
             since=since if is_same else shard_map.version,
             moved_commit=commit if moves else self.moved_commit,
-            given_up=self.given_up,
         )
         if not is_same and self.partitions and not self.paused_by:
             raise InvalidArgumentError(
@@ -202,8 +187,7 @@ def decode(content: bytes, path: str) -> ShardPlace:
     try:
         fields = json.loads(body)
         shard_map = ShardMap.from_json(json.dumps(fields["shard_map"]))
-        given_up = tuple(fields["given_up"])
-        return ShardPlace(**fields | {"shard_map": shard_map, "given_up": given_up})
+        return ShardPlace(**fields | {"shard_map": shard_map})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CorruptTableError(f"{path}: unreadable, though its checksum matches") from exc
 

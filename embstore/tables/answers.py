@@ -10,12 +10,19 @@ Clients recognize the instance by its id.
 total. Beyond the bound of a client, its answers with the lowest sequence numbers are dropped. The
 bytes are estimated (`answer_bytes`) from the answers alone, so that a store that executes the same
 commands again drops the same answers.
+
+**A shard** also keeps the ids of the cluster's commands that it has answered or refuses
+(`embstore.engine.sharding`). The same record contains them, so they survive a restart, and a
+standby has them, too.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
 
+from embstore.commands.executor import sender_of
+from embstore.errors import OutcomeUnknownError
 from embstore.results import Context
 from embstore.tables.owners import Ages, owner_of
 
@@ -27,6 +34,13 @@ CLIENTS_MAX = 4096
 """The most clients whose answers are kept; `tables.owners` decides which clients."""
 ANSWERS_BYTES_MAX = 4 << 20
 """The most bytes of answers that are kept for all clients together."""
+SENDERS_MAX = 1 << 14
+"""The number of senders whose last commands a shard knows. A client has as many senders as it has
+commands in flight, and one more after each command that failed. A barrier does not see a half
+executed command if as many other senders have sent commands since."""
+GIVEN_UP_MAX = 1 << 14
+"""The number of given up commands that a shard refuses; it forgets older ones. Each belongs to a
+client that was killed or stopped."""
 ANSWER_BYTES = 128
 """The bytes of an answer with an empty result: of its origin, verb and context."""
 
@@ -153,3 +167,54 @@ class Answers:
             remembered.keep(sequence, answer)
         self._ages.renew(client)
         self._bytes[owner_of(client)] += remembered.bytes
+
+
+class ClusterCommands:
+    """The cluster's commands that one shard has answered or given up: the last one of each sender
+    that was answered, and those of which the shard refuses its part."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}  # the id by sender; the sender that answered last is last
+        self._given_up: dict[int, None] = {}  # the newest is last
+
+    def check(self, command_id: int) -> None:
+        """Raise OutcomeUnknownError if a command was given up."""
+        if command_id in self._given_up:
+            raise OutcomeUnknownError(
+                "another client made a checkpoint, or changed the shard map, while this command "
+                "was executed by some shards only, and did not wait for it any longer"
+            )
+
+    def answered(self, command_id: int) -> None:
+        """Note that this shard's part of a command was answered; 0: it needs no note."""
+        if command_id:
+            sender = sender_of(command_id)
+            self._last.pop(sender, None)
+            self._last[sender] = command_id
+            if len(self._last) > SENDERS_MAX:
+                del self._last[next(iter(self._last))]
+
+    def give_up(self, ids: Iterable[int]) -> None:
+        """Forget these commands where they were answered, and refuse the others from now on."""
+        for command_id in ids:
+            if self._last.get(sender := sender_of(command_id)) == command_id:
+                del self._last[sender]
+            else:
+                self._given_up[command_id] = None
+        while len(self._given_up) > GIVEN_UP_MAX:
+            del self._given_up[next(iter(self._given_up))]
+
+    def replace(self, answered: Iterable[int], given_up: Iterable[int] = ()) -> None:
+        """Take over the ids of another shard, or those of a record of the command log."""
+        self._last = {sender_of(command_id): command_id for command_id in answered}
+        self._given_up = dict.fromkeys(given_up)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The id of each sender's last answered command; the sender that answered last is last."""
+        return tuple(self._last.values())
+
+    @property
+    def given_up(self) -> tuple[int, ...]:
+        """The ids of the commands that are refused; the newest is last."""
+        return tuple(self._given_up)

@@ -275,6 +275,8 @@ class CommandLog:
             "epoch": self._storage.catalogue.epoch,
             "forgotten": sorted(answers.forgotten),
             "clients": clients,
+            "answered": self.memory.cluster_commands.ids,
+            "given_up": self.memory.cluster_commands.given_up,
         }
         if label is not None:
             head["label"] = label

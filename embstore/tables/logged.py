@@ -23,7 +23,7 @@ from embstore.storage.command_records import (
     Record,
     RecordReader,
 )
-from embstore.tables.answers import Answer, Answers, Sent
+from embstore.tables.answers import Answer, Answers, ClusterCommands, Sent
 
 _UNKNOWN = Context("", 0, 0)
 _LENGTH = struct.Struct("<I")
@@ -102,7 +102,8 @@ class Memory:
     """The answers of this process, and those of earlier processes if none of their answers is
     lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster_commands: ClusterCommands) -> None:
+        self.cluster_commands = cluster_commands
         self.instance = uuid4().hex
         """The id by which clients recognize whether answers to their calls may be lost."""
         self.answers = Answers()
@@ -169,6 +170,7 @@ def _remember(
     memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
     answers.forgotten = set(head["forgotten"])
+    memory.cluster_commands.replace(head.get("answered", ()), head.get("given_up", ()))
     for name, floor, calls in head["clients"]:
         answers.put(name, floor, {n: _answer_of(verb, reply, codec) for n, verb, reply in calls})
     memory.label = None

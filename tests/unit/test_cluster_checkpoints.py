@@ -214,11 +214,32 @@ def test_clients_that_die_in_a_checkpoint_displace_none(cluster, among):
         store.checkpoint(f"whole-{number}")
         for died in range(2 * SPARE if number == among else 0):
             with pytest.raises(StoreClosedError):
-                dying(cluster).checkpoint(f"folder-{died % 2}/died-{died}")
+                dying(cluster).checkpoint(f"died-{died}")
             assert len(shards[0].execute(c.ListCheckpoints())) == number + 2
     assert labels_of(store) == ["whole-0", "whole-1", "whole-2"]
     store.checkpoint("whole-3")
     assert [labels_of(shard) for shard in shards] == 3 * [["whole-1", "whole-2", "whole-3"]]
+
+
+def test_pushing_out_by_an_outdated_list_changes_nothing(cluster):
+    """A client was stopped until its pause had ended, and others have made checkpoints since."""
+    shard, store = cluster.engines[0], cluster.store()
+    for number in range(3):
+        store.checkpoint(f"whole-{number}")
+    Store(shard).pause_writes("another", lease_ms=3_600_000)
+    shard.execute(c.ResumeWrites("stopped", ("whole-0",)))
+    shard.execute(c.ResumeWrites("another"))
+    shard.execute(c.ResumeWrites("stopped", ("whole-0",)))
+    assert labels_of(shard) == ["whole-0", "whole-1", "whole-2"]
+
+
+def test_a_label_of_a_move_displaces_none(cluster):
+    store, shard = cluster.store(), cluster.engines[0]
+    for number in range(3):
+        store.checkpoint(f"whole-{number}")
+    shard.execute(c.Checkpoint("died", marked({}, "died")))
+    shard.execute(c.Checkpoint("embstore-move/1", {}))
+    assert labels_of(store) == ["whole-0", "whole-1", "whole-2"]
 
 
 def test_a_client_that_was_stopped_makes_its_checkpoint_again(cluster):

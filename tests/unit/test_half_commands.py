@@ -14,9 +14,9 @@ from embstore import commands as c
 from embstore.commands import PartOf
 from embstore.commands.executor import COUNT_BITS, sender_of
 from embstore.config import Sgd
-from embstore.engine.sharding import SENDERS_MAX, ClusterCommands
 from embstore.errors import InvalidArgumentError, OutcomeUnknownError
 from embstore.handles.store import Store
+from embstore.tables.answers import GIVEN_UP_MAX, SENDERS_MAX, ClusterCommands
 from embstore_client.barrier import pause_each, resume_all
 from embstore_client.shards.command_ids import CommandIds
 from embstore_client.shards.router import Router
@@ -119,7 +119,7 @@ def test_a_checkpoint_contains_the_whole_of_it(cluster, write, held):
     assert digest_of(cluster) == after
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "restart", "another map"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "restart", "commit", "another map"])
 @pytest.mark.parametrize("held", range(SHARDS))
 def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held, meanwhile):
     others = [number for number in range(SHARDS) if number != held]
@@ -129,13 +129,15 @@ def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held, meanwhil
         assert pauses
         if meanwhile == "another map":
             cluster.even(SHARDS - 1)
-        elif meanwhile == "restart":
+        elif meanwhile != "nothing":
+            if meanwhile == "commit":
+                Store(cluster.engines[held]).checkpoint("its own")
             cluster.kill(held)
             cluster.open(held)
         resume_all(cluster.shards(), "the test")
         goes.set()
         with pytest.raises(
-            OutcomeUnknownError, match=rf"by shards \{others}.*did not wait.*undone it"
+            OutcomeUnknownError, match=rf"by shards \{others}.*did not wait.*Send it again"
         ):
             written.result()
     cluster.store().table("a").assign(KEYS, AFTER)  # as the error says
@@ -143,16 +145,30 @@ def test_a_part_that_does_not_come_is_refused_afterwards(cluster, held, meanwhil
     pause_each(cluster.shards(), "the test", tries=1)
 
 
+@pytest.mark.parametrize("held", range(SHARDS))
+def test_what_is_half_executed_is_known_after_a_restart(cluster, held):
+    """Of all shards, after each has made a commit."""
+    pauses: list[float] = []
+    with half_executed(cluster, held, WRITES["delete"]) as (goes, written):
+        for number in range(SHARDS):
+            Store(cluster.engines[number]).checkpoint("its own")
+            cluster.kill(number)
+            cluster.open(number)
+        pause_each(cluster.shards(), "the test", wait=pauses.append)
+        assert pauses
+        resume_all(cluster.shards(), "the test")
+        goes.set()
+        with pytest.raises(OutcomeUnknownError, match="did not wait"):
+            written.result()
+
+
 def test_a_shard_that_starts_again_refuses_nothing(cluster):
-    """Whether its command log has the commands, or it has committed and knows none of them."""
     for is_committed in (False, True):
         if is_committed:
             Store(cluster.engines[1]).checkpoint("its own")
         cluster.kill(1)
         cluster.open(1)
-        pauses: list[float] = []
-        pause_each(cluster.shards(), "the test", wait=pauses.append)
-        assert bool(pauses) == is_committed
+        pause_each(cluster.shards(), "the test", tries=1)
         resume_all(cluster.shards(), "the test")
     for write in WRITES.values():
         write(cluster.store())
@@ -177,17 +193,24 @@ def test_the_last_command_of_each_sender_is_known():
     for _ in range(SENDERS_MAX + 1):
         commands.answered(last := ids.begin())
         ids.end(last)
-    assert commands.ids == tuple(sorted((stopped, last)))
-    commands.forget([last, stopped + 1])
-    assert commands.ids == (stopped,)
+    assert commands.ids == (stopped, last)
+    commands.give_up([last, stopped + 1])
+    assert commands.ids == (stopped,) and commands.given_up == (stopped + 1,)
+    commands.check(last)
+    with pytest.raises(OutcomeUnknownError):
+        commands.check(stopped + 1)
 
 
 def test_only_so_many_senders_are_known():
     commands = ClusterCommands()
-    sent = [CommandIds().begin() for _ in range(SENDERS_MAX + 1)]
+    sent = tuple((sender << COUNT_BITS) + 1 for sender in range(SENDERS_MAX + 1))
     for command_id in sent:
         commands.answered(command_id)
-    assert commands.ids == tuple(sorted(sent[1:]))
+    assert commands.ids == sent[1:]
+    late = [command_id + 1 for command_id in sent]
+    assert len(late) == GIVEN_UP_MAX + 1
+    commands.give_up(late)
+    assert commands.given_up == tuple(late[1:])
 
 
 def test_a_sender_sends_one_command_after_the_other():

@@ -79,7 +79,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
                     raise
                 if _are_one(found, pause.barriers) and _is_kept(router, command.label, mark, pause):
                     return unmarked(found[0])
-                _drop(router, command.label, range(len(found)))
+                _drop_made(router, command.label, mark)
     raise OutcomeUnknownError(
         f"checkpoint {command.label!r}: expected no writes to any shard while it is made, found "
         f"some in all {_TRIES} tries, so the cluster has no such checkpoint: pause other writers, "
@@ -176,8 +176,9 @@ def _drop_made(router: Router, label: str, mark: str) -> None:
     wait(router.shared.begin(works).values())
 
 
-def _drop(router: Router, label: str, shards: range | list[int]) -> None:
-    router.each(dict.fromkeys(shards, c.SetRetention(label, "dropped")))
+def _drop(router: Router, label: str, shards: list[int]) -> None:
+    with suppress(CheckpointNotFoundError):  # another client has dropped it
+        router.each(dict.fromkeys(shards, c.SetRetention(label, "dropped")))
 
 
 def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCheckpoint:

@@ -30,7 +30,7 @@ from embstore.sharding import ShardMap
 
 _GONE = (CheckpointNotFoundError, SessionExpiredError, TableNotFoundError)
 _UNKNOWN = (DeadlineError, OutcomeUnknownError)
-_UNDONE = "If a checkpoint was restored meanwhile, that has undone it"
+_UNDONE = "If a checkpoint from before this call was restored meanwhile, that has undone it"
 
 
 def raise_first(
@@ -81,7 +81,7 @@ def raise_first(
     if command.can_be_checked and not isinstance(command, c.Checkpoint):  # which drops its half
         raise OutcomeUnknownError(
             f"{type(command).__name__} was executed by shards {done or unknown}, and not by all "
-            f"others ({why}). {_UNDONE}. Else the shards differ: send it again, with the same "
+            f"others ({why}), so that the shards may differ. Send it again, with the same "
             "arguments, until it is acknowledged"
         ) from first
     raise first
