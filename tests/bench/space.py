@@ -108,7 +108,7 @@ def _by_zipf(
     table: Any, rows: int, ids: Callable[[Keys], Keys], gradients: Rows, scale: Scale
 ) -> dict[str, float]:
     """Look up and update keys by a bounded Pareto law, most of them not resident; keys a second."""
-    rng, calls = np.random.default_rng(scale.seed), min(_ZIPF_KEYS, rows) // _CALL_KEYS
+    rng, calls = np.random.default_rng(scale.seed), -(-min(_ZIPF_KEYS, rows) // _CALL_KEYS)
     power, seconds = 1 - scale.zipf_exponent, {"lookup": 0.0, "update": 0.0}
     for _ in range(calls):
         drawn = rng.random(_CALL_KEYS) * (rows**power - 1) + 1
