@@ -58,11 +58,13 @@ class SetRetention(
     """Protect a kept checkpoint, make it a routine checkpoint again, or drop it.
 
     Newer checkpoints replace routine checkpoints. The result is the checkpoint as it is after the
-    change, or as it was before a drop.
+    change, or as it was before a drop. With `mark`, a shard changes only the checkpoint of that
+    attempt (`embstore.cluster_checkpoints`), and else raises CheckpointNotFoundError.
     """
 
     label: str
     retention: Retention
+    mark: str = ""
 
     @property
     def needs(self) -> Right:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
-from embstore.cluster_checkpoints import given, may_be_made
+from embstore.cluster_checkpoints import given, mark_of, may_be_made
 from embstore.engine.stats import store_stats, table_stats
 from embstore.errors import (
     CheckpointExistsError,
+    CheckpointNotFoundError,
     InvalidArgumentError,
     PermissionDeniedError,
     SessionExpiredError,
@@ -247,6 +248,11 @@ def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results
     """Protect a kept checkpoint, make it routine, or drop it."""
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
+        kept = engine.storage.kept(command.label)
+        if command.mark not in ("", mark_of(kept.described())):
+            raise CheckpointNotFoundError(
+                f"checkpoint {command.label!r} was made again meanwhile, and stays as it is"
+            )
         return engine.tables.set_retention(command.label, command.retention).described()
 
 

@@ -301,3 +301,14 @@ def test_a_lease_ends_by_itself_and_with_the_process(cluster):
     cluster.open(0)
     update(cluster.store(), 2)
     assert cluster.store().table("a").t == 3
+
+
+def test_only_the_checkpoint_of_a_mark_is_dropped(cluster):
+    """A client was stopped between its list of labels and the drop."""
+    shard = cluster.engines[0]
+    shard.execute(c.Checkpoint("kept", marked({}, "made again")))
+    with pytest.raises(CheckpointNotFoundError, match="made again meanwhile"):
+        shard.execute(c.SetRetention("kept", "dropped", "listed"))
+    assert labels_of(shard) == ["kept"]
+    shard.execute(c.SetRetention("kept", "dropped", "made again"))
+    assert labels_of(shard) == []

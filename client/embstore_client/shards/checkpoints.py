@@ -37,6 +37,7 @@ from embstore.cluster_checkpoints import (
 )
 from embstore.errors import (
     CheckpointNotFoundError,
+    CheckpointProtectedError,
     EmbstoreError,
     InvalidArgumentError,
     OutcomeUnknownError,
@@ -151,34 +152,31 @@ def _drop_left(router: Router, label: str, *, is_paused: bool) -> None:
     and complete again when it leaves.
     """
     kept = router.all(_LIST)
-    identities = [None if one is None else identity_of(one) for one in _each(kept, label)]
-    if len({*identities}) > 1:
-        _drop(router, label, [shard for shard, one in enumerate(identities) if one is not None])
+    of_label = _each(kept, label)
+    identities = {None if one is None else identity_of(one) for one in of_label}
+    left = [[one] if one is not None and len(identities) > 1 else [] for one in of_label]
     complete = _complete(kept) if is_paused else ()
-    for shard, own in enumerate(kept):
-        labels = [one.label for one in own if mark_of(one) is not None]
-        first = next((n for n, one in enumerate(labels) if one in complete), len(labels))
-        for left in labels[first:]:
-            if left not in (*complete, label):
-                with suppress(EmbstoreError):  # for example, it is protected
-                    _drop(router, left, [shard])
+    for own, dropped in zip(kept, left, strict=True):
+        made = [one for one in own if mark_of(one) is not None]
+        first = next((n for n, one in enumerate(made) if one.label in complete), len(made))
+        dropped += [one for one in made[first:] if one.label not in (*complete, label)]
+    for shard, dropped in enumerate(left):
+        for one in dropped:
+            with suppress(CheckpointProtectedError):
+                _drop(router, shard, one.label, mark_of(one))
 
 
 def _drop_made(router: Router, label: str, mark: str) -> None:
     """Drop what an attempt has made, on each shard that answers."""
-
-    def drop(shard: int) -> None:
-        [own] = router.each({shard: _LIST}).values()
-        if any(one.label == label and mark_of(one) == mark for one in own):
-            _drop(router, label, [shard])
-
-    works = {shard: partial(drop, shard) for shard in range(len(router.shards))}
-    wait(router.shared.begin(works).values())
+    shards = range(len(router.shards))
+    wait(router.shared.begin({n: partial(_drop, router, n, label, mark) for n in shards}).values())
 
 
-def _drop(router: Router, label: str, shards: list[int]) -> None:
-    with suppress(CheckpointNotFoundError):  # another client has dropped it
-        router.each(dict.fromkeys(shards, c.SetRetention(label, "dropped")))
+def _drop(router: Router, shard: int, label: str, mark: str | None) -> None:
+    """Drop a shard's checkpoint, if it has this mark, and is not one that was made meanwhile."""
+    if mark is not None:
+        with suppress(CheckpointNotFoundError):
+            router.each({shard: c.SetRetention(label, "dropped", mark)})
 
 
 def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCheckpoint:

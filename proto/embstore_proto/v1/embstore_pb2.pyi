@@ -1003,14 +1003,16 @@ class CheckpointReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointDescription, _Mapping]] = ...) -> None: ...
 
 class SetRetentionRequest(_message.Message):
-    __slots__ = ("origin", "label", "retention")
+    __slots__ = ("origin", "label", "retention", "mark")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     label: str
     retention: Retention
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., retention: _Optional[_Union[Retention, str]] = ...) -> None: ...
+    mark: str
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., retention: _Optional[_Union[Retention, str]] = ..., mark: _Optional[str] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ()
