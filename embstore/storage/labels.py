@@ -53,12 +53,12 @@ folders beyond `FOLDERS_MAX`, since some may be incomplete."""
 
 
 def kept_after(
-    checkpoints: Sequence[KeptState], made: KeptState, keep: int
+    checkpoints: Sequence[KeptState], made: KeptState, keep: int, *, is_shard: bool
 ) -> tuple[KeptState, ...]:
     """Return the checkpoints to keep when `made` is made, oldest first."""
     after = (*checkpoints, made)
-    spare = SPARE if any(is_marked(one.metadata) for one in after) else 0
-    return still_kept(after, keep, spare=spare)
+    is_of_several = is_shard and any(is_marked(one.metadata) for one in after)
+    return still_kept(after, keep, spare=SPARE if is_of_several else 0)
 
 
 def still_kept(

@@ -252,7 +252,7 @@ class Storage:
         checkpoints = old.checkpoints
         if label is not None:
             made = KeptState(label, metadata, head, made_at=time())
-            checkpoints = kept_after(checkpoints, made, self.keep)
+            checkpoints = kept_after(checkpoints, made, self.keep, is_shard=self._contents.is_shard)
         new = replace(
             old, head=head, lives=lives, checkpoints=checkpoints, tail=False
         ).without_dropped()
