@@ -30,7 +30,7 @@ from embstore.sharding import ShardMap
 
 _GONE = (CheckpointNotFoundError, SessionExpiredError, TableNotFoundError)
 _UNKNOWN = (DeadlineError, OutcomeUnknownError)
-_UNDONE = "If a checkpoint from before this call was restored meanwhile, that has undone it"
+_UNDONE = ", unless one from before this call was restored meanwhile, which has undone it"
 
 
 def raise_first(
@@ -66,17 +66,17 @@ def raise_first(
         if len(done) + len(unknown) == len(errors):
             raise OutcomeUnknownError(
                 f"this update was applied by shards {done}, and perhaps by shards {unknown} "
-                f"({why}). {_UNDONE}. Else do not send it again, since shards would apply it "
-                "twice. If a digest of the table can be computed when nothing trains it, all have "
-                "applied it; if not, restore a checkpoint of the cluster. Until then no checkpoint "
+                f"({why}). Do not send it again, since shards would apply it twice. If a "
+                "digest of the table can be computed when nothing trains it, all have applied it; "
+                f"if not, restore a checkpoint of the cluster{_UNDONE}. Until then no checkpoint "
                 "can be made"
             ) from first
         by = str(done) if done else f"{unknown}, if at all"
         raise OutcomeUnknownError(
             f"this update was applied to some of its rows only: by shards {by}, and "
-            f"not by all others ({why}). {_UNDONE}. Else do not send it again, since these shards "
-            "would apply it twice: restore a checkpoint of the cluster. Until then no checkpoint "
-            "can be made"
+            f"not by all others ({why}). Do not send it again, since these shards would apply it "
+            f"twice: restore a checkpoint of the cluster{_UNDONE}. Until then no checkpoint can be "
+            "made"
         ) from first
     if command.can_be_checked and not isinstance(command, c.Checkpoint):  # which drops its half
         raise OutcomeUnknownError(
