@@ -107,7 +107,7 @@ def test_a_fork_of_a_client_cannot_harm_its_connections(forks, served):
 def share_memory(store: Store, wire: Any) -> None:
     """Look for the server's shared memory until it is found."""
     while not wire.shares_memory:
-        wire._looked = float("-inf")  # as if a second had passed
+        wire._is_lost, wire._looked = True, float("-inf")  # as if a second had passed
         store.tables()
 
 
