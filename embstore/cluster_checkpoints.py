@@ -9,6 +9,9 @@ checkpoint of the cluster, whichever shards already have the label. Two interrup
 one label make none either, because their marks differ. The checkpoint exists from the commit of the
 last shard until the first shard drops the label.
 
+A client also names its pause of writes by the mark (`pause_name`). During the pause a shard makes
+no checkpoint with another mark, so the client can drop what interrupted attempts have left.
+
 Rejected: a list of the cluster's labels in one place, written after all shards have the label. The
 list would add nothing to the marks, and a client would have to reach the process that stores the
 list. A listed label that a shard has lost would be worthless, too.

@@ -59,7 +59,7 @@ class SetRetention(
 
     Newer checkpoints replace routine checkpoints. The result is the checkpoint as it is after the
     change, or as it was before a drop. With `mark`, a shard changes only the checkpoint of that
-    attempt (`embstore.cluster_checkpoints`), and else raises CheckpointNotFoundError.
+    attempt (`embstore.cluster_checkpoints`), and raises CheckpointNotFoundError for another one.
     """
 
     label: str

@@ -42,7 +42,8 @@ class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, 
 
     An empty name stands for any client. Otherwise, if another client has paused the writes, they
     stay paused. It is no error if writes are not paused. `complete` are the labels of the cluster's
-    checkpoints, if the client has just made one: the shard pushes out the oldest ones.
+    checkpoints, if the client has just made one: the shard pushes out the oldest ones, unless the
+    lease of the client's pause has run out.
     """
 
     by: str = ""

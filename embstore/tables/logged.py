@@ -104,6 +104,7 @@ class Memory:
 
     def __init__(self, cluster_commands: ClusterCommands) -> None:
         self.cluster_commands = cluster_commands
+        """The commands of the cluster of which this shard has executed or refuses its part."""
         self.instance = uuid4().hex
         """The id by which clients recognize whether answers to their calls may be lost."""
         self.answers = Answers()

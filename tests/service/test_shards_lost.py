@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import embstore
+from embstore import commands as c
+from embstore.commands import PartOf
 from embstore.config import Sgd
 from embstore.errors import (
     CorruptTableError,
@@ -203,6 +205,30 @@ def test_clients_follow_a_shard_to_its_standby(served, standby, first):
         assert [client.table("a").digest() for client in clients] == [own.digest()] * 2
         for client in clients:
             client.close()
+
+
+def test_a_promoted_standby_refuses_what_its_leader_has_given_up(served, standby):
+    """It also knows which of the cluster's commands its leader has answered."""
+    given_up, leader, promoted = 5, served.servers[1], standby(shard=1)
+    with (
+        served.client() as store,
+        connect_one(promoted.address, transport="grpc", timeout_s=PATIENCE_S) as copy,
+    ):
+        until(lambda: copy.stats()["replication"]["connected"])
+        store.table("a").assign(KEYS, ROWS)
+        pause = c.PauseWrites("the test", None, 1, (given_up,))
+        leader.on_engine(lambda own: own.executor.execute(pause))
+        ids = leader.service.engine.cluster_commands.ids
+        until(lambda: copy.command == leader.store.command)
+        until(lambda: promoted.service.engine.cluster_commands.given_up == (given_up,))
+        served.stop(1)
+        copy.promote()
+        assert ids and promoted.service.engine.cluster_commands.ids == ids
+        with pytest.raises(OutcomeUnknownError, match="did not wait"):
+            copy.executor.execute(
+                c.Assign(c.TableKeys("a", None, KEYS), ROWS),
+                part_of=PartOf(served.map.version, given_up),
+            )
 
 
 @pytest.mark.parametrize(

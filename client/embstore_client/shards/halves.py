@@ -2,10 +2,10 @@
 
 **Commands that are checked first** (`Router.agreed`) set something that must be equal on all
 shards: rows, a rate, a table, a restored checkpoint. Each shard first checks the command and
-changes nothing (`Executor.execute`, a negated version of the map). An open session, a protected
-checkpoint or a full disk on one shard, or a shard that is down, then refuses the command for the
-whole cluster. A shard can still fail between the check and the command. The sender then gets
-OutcomeUnknownError, and sends the command again, which completes it.
+changes nothing (`PartOf.is_check`). An open session, a protected checkpoint or a full disk on one
+shard, or a shard that is down, then refuses the command for the whole cluster. A shard can still
+fail between the check and the command. The sender then gets OutcomeUnknownError, and sends the
+command again, which completes it.
 
 **Updates** are not checked first, since that would send their gradients twice. An update that some
 shards have applied cannot be sent again, and ends with OutcomeUnknownError as well.

@@ -41,6 +41,13 @@ def value_after(number: int) -> int:
     return 0 if number % COMMANDS == COMMANDS - 1 else number
 
 
+def halves_of(number: int) -> list[set[int]]:
+    """Return the values of two shards of which one has executed command `number`, and the other
+    one of the commands before it."""
+    before = range(number - COMMANDS, number)
+    return [{value_after(number), value_after(one)} for one in before]
+
+
 def write(reports: Connection, address: str, writer: int, first: int) -> None:
     """Send commands from number `first` on; report when each begins, and whether it was
     acknowledged. Writer 0, which is killed, sends no update: after half of one no checkpoint can be
@@ -127,9 +134,7 @@ class Writer:
         found = {*rows.ravel().tolist()}
         if any(found == {value_after(number)} for number in range(since, self.begun + 1)):
             return
-        before = lambda number: {value_after(one) for one in range(number - COMMANDS, number)}  # noqa: E731
-        halves = [n for n in self.unknown if value_after(n) in found]
-        assert any(len(found) == 2 and found - {value_after(n)} <= before(n) for n in halves), (
+        assert any(found in halves_of(number) for number in self.unknown), (
             f"writer {self.number}: found {sorted(found)}, expected one value since {since}; of "
             f"unknown outcome are {self.unknown}"
         )
